@@ -1,0 +1,68 @@
+"""What an engine is: token ids in, sampled token ids and their log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_mappa.types import StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; log-probs are then those of temperature 1."""
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    agent_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    """The sample depends on weights, prompt, sampling and this seed, not on what else is in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    response_ids: tuple[int, ...]
+    """Ends with the end-of-turn token when `stop_reason` is stop."""
+    log_probs: tuple[float, ...]
+    """float32, of the distribution sampled from (temperature applied), one per response id."""
+    stop_reason: StopReason
+    policy_version: int
+
+
+class Session(Protocol):
+    """One episode's line to the engine; requests of one session keep to one engine and its cache."""
+
+    async def generate(self, request: GenerationRequest) -> Generation: ...
+
+
+class Engine(Protocol):
+    """Serves the weights of every agent."""
+
+    def session(self, episode_id: str) -> AbstractAsyncContextManager[Session]:
+        """Opens an episode. A wave engine decodes when every open session waits for a generation."""
+        ...
+
+    def update_weights(self, agent_id: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Replaces the served weights of one agent in place, all of its trained tensors at once.
+
+        Only between rollout batches. Raises `InfrastructureError` on a missing, unknown or misshapen tensor.
+        """
+        ...
+
+    def policy_version(self, agent_id: str) -> int:
+        """Completed rollout steps contained in the served weights."""
+        ...
+
+    def context_length(self, agent_id: str) -> int:
+        """Most tokens that prompt and response may have together."""
+        ...

@@ -1,0 +1,278 @@
+"""The values that flow through a run.
+
+    Task ─ Workflow.run ─▶ Episode[Action…] ─ Coach.score ─▶ ScoredEpisode ─ split by agent ─▶ Experience…
+         ─ collate ─▶ ExperienceBatch ─ AgentModule ─▶ update
+
+All but `ExperienceBatch` are frozen plain values: picklable, JSON-able (`dataclasses.asdict`), no torch.
+Axes in names: B sequences, T tokens of prompt and response together, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ActionStatus(StrEnum):
+    """What became of one generation call; only `ok` and `no_code` have something to train on."""
+
+    OK = "ok"
+    NO_CODE = "no_code"
+    """The agent has a tool, has not used it in this episode, and its text holds no fenced python block."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """Prompt plus `max_new_tokens` do not fit the context: nothing was generated."""
+
+
+class StopReason(StrEnum):
+    STOP = "stop"
+    """The end-of-turn token was sampled; it is the last of `response_ids`."""
+    LENGTH = "length"
+    """Cut at `max_new_tokens`: the action counts as truncated."""
+    NONE = "none"
+    """Nothing was generated."""
+
+
+class ToolStatus(StrEnum):
+    OK = "ok"
+    NONZERO = "nonzero"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
+    PROCESS_LIMIT = "process_limit"
+    SIGNAL = "signal"
+    SANDBOX_ERROR = "sandbox_error"
+    """Ours, not the program's: the action is masked, never scored."""
+
+
+class EpisodeStatus(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    """Cut by infrastructure; `reason` says how. Counts as a missing verdict at the episode's end."""
+
+
+class MaskReason(StrEnum):
+    """Why an action is kept out of loss and statistics."""
+
+    MISSING_VERDICT = "missing_verdict"
+    RETURN_UNKNOWN = "return_unknown"
+    """A later action in the scope of its return has no verdict."""
+    TRUNCATED = "truncated"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    TOOL_ERROR = "tool_error"
+    INVALID = "invalid"
+    """Refused by the batch validator: non-finite log-prob, id outside the vocabulary, empty response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    id: str
+    kind: str
+    """Task family, the key of per-kind statistics (`arithmetic/2`, `math`)."""
+    prompt: str
+    reference: str | None = None
+    """The right answer; never shown to agents."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    status: ToolStatus
+    stdout: str = ""
+    """Head and tail when long, with a line that counts what was left out."""
+    stderr: str = ""
+    exit_code: int | None = None
+    wall_s: float = 0.0
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is ToolStatus.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One generation call by one agent and what its tools returned: the unit the coach scores.
+
+    `prompt_ids + response_ids` is exactly what the engine saw and sampled, and exactly what is trained on.
+    """
+
+    episode_id: str
+    index: int
+    """Position in the episode, over all agents, from 0."""
+    agent_id: str
+    role: str
+    turn: int
+    """This agent's turn in the episode, from 0."""
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    rollout_log_probs: tuple[float, ...]
+    """One per response id, float32, at the sampling temperature, from the engine that sampled."""
+    prompt_text: str
+    """What the agent was asked in this turn (the last message), for coach and transcripts."""
+    text: str
+    """The response decoded without special tokens."""
+    status: ActionStatus
+    stop_reason: StopReason
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    policy_version: int = 0
+    """Completed rollout steps contained in the weights that sampled it."""
+    temperature: float = 1.0
+    seed: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason is StopReason.LENGTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One run of the whole workflow on one task. A failed one is data too."""
+
+    id: str
+    task: Task
+    actions: tuple[Action, ...]
+    status: EpisodeStatus = EpisodeStatus.OK
+    reason: str = ""
+    answer: str | None = None
+    """What the system answered, as the verifier in code reads it."""
+    outcome: float | None = None
+    """0…1 from the verifier in code; None where it could not be determined."""
+    sample: int = 0
+    """Which of `n_samples_per_prompt`, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the coach says of one action: a score, or missing with a reason. Never an invented number."""
+
+    score: float | None
+    """0…10 after caps; None when missing."""
+    reason: str
+    """One line: why this score, or why there is none."""
+    coach: str
+    raw_score: float | None = None
+    """Before caps; None when equal to `score` or missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredEpisode:
+    episode: Episode
+    verdicts: tuple[Verdict, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.verdicts) != len(self.episode.actions):
+            raise ValueError(
+                f"episode {self.episode.id}: {len(self.verdicts)} verdicts for {len(self.episode.actions)} actions"
+            )
+
+
+ActionKey = tuple[str, int]
+"""(episode id, action index): names one action of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """One action as its agent trains on it."""
+
+    key: ActionKey
+    agent_id: str
+    turn: int
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    rollout_log_probs: tuple[float, ...]
+    score: float | None
+    """The verdict's score; None when missing."""
+    masked: MaskReason | None = None
+    """Known before credit; `return_unknown` is only known to the ledger."""
+    truncated: bool = False
+    policy_version: int = 0
+    temperature: float = 1.0
+
+
+class ExperienceBatch:
+    """One agent's actions of one rollout step, right-padded. The only carrier with tensors, and mutable.
+
+    Every `_BT` tensor is aligned with `input_ids_BT`: column t speaks of token t given the tokens before it,
+    so column 0 is never a response. A plain class and not a dataclass, because Lightning's precision plugin
+    walks dataclasses and would cast the float32 log-probs to bf16.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        experiences: Sequence[Experience],
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor,
+        response_mask_BT: Tensor,
+        rollout_log_probs_BT: Tensor,
+        old_log_probs_BT: Tensor | None = None,
+        ref_log_probs_BT: Tensor | None = None,
+        advantages_BT: Tensor | None = None,
+        kl_coef: float = 0.0,
+    ) -> None:
+        self.step = step
+        self.experiences = tuple(experiences)
+        self.input_ids_BT = input_ids_BT
+        """int64 [B, T], pads 0"""
+        self.attention_mask_BT = attention_mask_BT
+        """bool [B, T]"""
+        self.response_mask_BT = response_mask_BT
+        """bool [B, T], true on sampled tokens only, the end-of-turn token among them"""
+        self.rollout_log_probs_BT = rollout_log_probs_BT
+        """float32 [B, T], 0 outside the response"""
+        self.old_log_probs_BT = old_log_probs_BT
+        """float32 [B, T], the trainer's own forward before the first mini-batch"""
+        self.ref_log_probs_BT = ref_log_probs_BT
+        """float32 [B, T], filled by KLPenalty in `on_train_batch_start`; None without a penalty"""
+        self.advantages_BT = advantages_BT
+        """float32 [B, T], 0 on masked actions and outside the response"""
+        self.kl_coef = kl_coef
+        """beta of this step, set by KLPenalty"""
+
+    def __len__(self) -> int:
+        return len(self.experiences)
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature, one for all actions of a training rollout."""
+        return self.experiences[0].temperature if self.experiences else 1.0
+
+    def to(self, device: torch.device | str) -> ExperienceBatch:
+        """Moves every tensor in place and returns itself; dtypes stay."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+        return self
+
+    def select(self, rows: Sequence[int]) -> ExperienceBatch:
+        """The rows in the order given, trimmed to their longest sequence."""
+        index = torch.as_tensor(list(rows), dtype=torch.long, device=self.input_ids_BT.device)
+        length = int(self.attention_mask_BT[index].sum(1).max()) if len(rows) else 0
+        tensors = {
+            name: value[index, :length]
+            for name, value in vars(self).items()
+            if name.endswith("_BT") and isinstance(value, Tensor)
+        }
+        return ExperienceBatch(
+            step=self.step,
+            experiences=[self.experiences[i] for i in rows],
+            kl_coef=self.kl_coef,
+            **tensors,
+        )
+
+    def __iter__(self) -> Iterator[Experience]:
+        return iter(self.experiences)
