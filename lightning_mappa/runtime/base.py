@@ -1,0 +1,62 @@
+"""What a Trainer sees of the run around it; `runtime=local` and `runtime=ray` both provide this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
+from lightning_mappa.types import ActionKey, Experience
+
+
+class AgentLink(Protocol):
+    """One agent's line to the run. Every call may wait for other agents; none waits without a deadline.
+
+    Per rollout step, in this order: `checkpoint_path`, `experience`, `exchange`, `report`, `push_weights`,
+    and `evaluation` where the Trainer validates.
+    """
+
+    agent_id: str
+    first_step: int
+    """0, or the step a resumed run goes on with."""
+    max_steps: int
+
+    def experience(self, step: int) -> Sequence[Experience]:
+        """This agent's scored actions of rollout step `step`; empty when it took none.
+
+        Raises `RunEnded` when no such step will come.
+        """
+        ...
+
+    def exchange(
+        self, step: int, stats: Mapping[ActionKey, ActionStats], kl_coef: float
+    ) -> Mapping[ActionKey, ActionCredit]:
+        """Posts KL sums of this agent's actions and returns their credit, once every agent has posted."""
+        ...
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What this agent has to say of its update in step `step`."""
+        ...
+
+    def push_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Puts this agent's trained tensors of policy `version` (= completed steps) into the engine."""
+        ...
+
+    def evaluation(self, version: int) -> Mapping[str, float]:
+        """The system's evaluation on the selection split at `version`: computed once, the same to every agent."""
+        ...
+
+    def checkpoint_path(self, version: int) -> Path | None:
+        """The file to save this agent's Trainer checkpoint to before step `version`; None when none is due."""
+        ...
+
+    def checkpoint_saved(self, version: int) -> None:
+        """Says that the file is complete; the last agent's call makes the joint checkpoint visible."""
+        ...
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Ends this agent's part, and the run for all after the current step. Idempotent."""
+        ...
