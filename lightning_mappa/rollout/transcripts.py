@@ -1,0 +1,107 @@
+"""Every action of a run as JSON lines, one file per rollout step, written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_mappa.algorithm.advantages import ActionCredit, ActionRow
+from lightning_mappa.errors import DataError
+from lightning_mappa.files import write_atomically
+from lightning_mappa.types import Action, ActionKey, Episode, ScoredEpisode, Verdict
+
+
+def step_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:06d}.jsonl"
+
+
+def evaluation_path(folder: Path, split: str, version: int) -> Path:
+    return folder / f"{split}-{version:06d}.jsonl"
+
+
+def write_transcript(
+    path: Path,
+    episodes: Iterable[ScoredEpisode],
+    *,
+    step: int,
+    split: str,
+    rows: Iterable[ActionRow] = (),
+    credits: Mapping[ActionKey, ActionCredit] | None = None,
+) -> None:
+    """Writes a line per action, and a line with `index` −1 for an episode that took none."""
+    row_of = {row.key: row for row in rows}
+    lines = []
+    for scored in episodes:
+        base = {"step": step, "split": split, **_episode_fields(scored.episode)}
+        if not scored.episode.actions:
+            lines.append({**base, "index": -1})
+        for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True):
+            key = (action.episode_id, action.index)
+            row, given = row_of.get(key), (credits or {}).get(key)
+            lines.append({**base, **_action_fields(action, verdict), **_credit_fields(row, given)})
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def read_transcript(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of one file. Raises `DataError` with file and line number on a damaged one."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+            yield record
+
+
+def _episode_fields(episode: Episode) -> dict[str, Any]:
+    return {
+        "episode_id": episode.id,
+        "sample": episode.sample,
+        "task": {**dataclasses.asdict(episode.task), "metadata": dict(episode.task.metadata)},
+        "episode": {
+            "status": episode.status,
+            "reason": episode.reason,
+            "answer": episode.answer,
+            "outcome": episode.outcome,
+        },
+    }
+
+
+def _action_fields(action: Action, verdict: Verdict) -> dict[str, Any]:
+    fields = dataclasses.asdict(action)
+    return {**fields, "truncated": action.truncated, "verdict": dataclasses.asdict(verdict)}
+
+
+def _credit_fields(row: ActionRow | None, given: ActionCredit | None) -> dict[str, Any]:
+    """`advantage` is the action's mean over its tokens; None where it was not trained on."""
+    if row is None:
+        return {"reward": None, "masked": None, "frozen": False, "kl_coef": 0.0, "stats": None, "advantage": None}
+    masked = row.masked if given is None else given.masked
+    advantage = None
+    if given is not None and masked is None:
+        advantage = mean_advantage(row, given)
+    return {
+        "reward": row.reward,
+        "masked": masked,
+        "frozen": row.frozen,
+        "kl_coef": row.kl_coef,
+        "stats": dataclasses.asdict(row.stats),
+        "advantage": advantage,
+    }
+
+
+def mean_advantage(row: ActionRow, given: ActionCredit) -> float:
+    """Mean over the action's tokens of the advantage they were trained with."""
+    if given.degenerate:
+        return 0.0
+    value = given.offset
+    if given.token_level and row.stats.n_tokens:
+        value -= row.kl_coef * row.stats.suffix_kl_sum / row.stats.n_tokens
+    advantage = (value - given.mean) / (given.std + 1e-8)
+    if not math.isfinite(advantage):
+        raise DataError(f"action {row.key}: the advantage is {advantage}")
+    return advantage
