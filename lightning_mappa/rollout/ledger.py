@@ -72,13 +72,13 @@ class Step:
     reports: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-def masked_before_credit(action: Action, verdict: Verdict, truncated: str) -> MaskReason | None:
+def masked_before_credit(action: Action, reward: float | None, truncated: str) -> MaskReason | None:
     """Why an action cannot be trained on, as far as one sees without its neighbours."""
     if action.status is ActionStatus.PROMPT_TOO_LONG:
         return MaskReason.PROMPT_TOO_LONG
     if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
         return MaskReason.TOOL_ERROR
-    if verdict.score is None:
+    if reward is None:
         return MaskReason.MISSING_VERDICT
     if truncated == "mask" and action.truncated:
         return MaskReason.TRUNCATED
@@ -136,7 +136,6 @@ class Ledger:
     def experiences(self, number: int, agent_id: str) -> list[Experience]:
         """The agent's actions of the open step, in episode order."""
         step = self._open(number)
-        settings = self._reward_settings
         return [
             Experience(
                 key=(action.episode_id, action.index),
@@ -146,7 +145,7 @@ class Ledger:
                 response_ids=action.response_ids,
                 rollout_log_probs=action.rollout_log_probs,
                 score=verdict.score,
-                masked=self._masked(scored, action, verdict, settings),
+                masked=self._masked(scored, action, verdict),
                 truncated=action.truncated,
                 policy_version=action.policy_version,
                 temperature=action.temperature,
@@ -239,19 +238,9 @@ class Ledger:
             raise DataError(f"step {number} was asked for while step {have} is open")
         return self.step
 
-    def _masked(
-        self, scored: ScoredEpisode, action: Action, verdict: Verdict, settings: RewardSettings
-    ) -> MaskReason | None:
-        reason = masked_before_credit(action, verdict, settings.truncated)
-        if reason in (None, MaskReason.MISSING_VERDICT):
-            known = self._reward(scored, verdict) is not None
-            if known and reason is MaskReason.MISSING_VERDICT:
-                reason = (
-                    MaskReason.TRUNCATED if settings.truncated == "mask" and action.truncated else None
-                )
-            elif not known:
-                reason = MaskReason.MISSING_VERDICT
-        return reason
+    def _masked(self, scored: ScoredEpisode, action: Action, verdict: Verdict) -> MaskReason | None:
+        reward = self._reward(scored, verdict)
+        return masked_before_credit(action, reward, self._reward_settings.truncated)
 
     def _reward(self, scored: ScoredEpisode, verdict: Verdict) -> float | None:
         settings = self._reward_settings
@@ -269,7 +258,7 @@ class Ledger:
             key = (action.episode_id, action.index)
             gone = action.agent_id in self.left and action.agent_id not in step.stats
             frozen = action.agent_id in self._frozen or gone
-            masked = self._masked(scored, action, verdict, self._reward_settings)
+            masked = self._masked(scored, action, verdict)
             stats = step.stats.get(action.agent_id, {}).get(key)
             if stats is None and not frozen and masked in (None, MaskReason.TRUNCATED):
                 masked = MaskReason.INVALID

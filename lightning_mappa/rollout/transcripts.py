@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_mappa.algorithm.advantages import ActionCredit, ActionRow
+from lightning_mappa.algorithm.advantages import ActionCredit, ActionRow, action_advantage
 from lightning_mappa.errors import DataError
 from lightning_mappa.files import write_atomically
 from lightning_mappa.types import Action, ActionKey, Episode, ScoredEpisode, Verdict
@@ -77,13 +76,13 @@ def _action_fields(action: Action, verdict: Verdict) -> dict[str, Any]:
 
 
 def _credit_fields(row: ActionRow | None, given: ActionCredit | None) -> dict[str, Any]:
-    """`advantage` is the action's mean over its tokens; None where it was not trained on."""
+    """`advantage` is that of the action's first token; None where it was not trained on."""
     if row is None:
         return {"reward": None, "masked": None, "frozen": False, "kl_coef": 0.0, "stats": None, "advantage": None}
     masked = row.masked if given is None else given.masked
     advantage = None
     if given is not None and masked is None:
-        advantage = mean_advantage(row, given)
+        advantage = action_advantage(given, row.stats.kl_sum, row.kl_coef)
     return {
         "reward": row.reward,
         "masked": masked,
@@ -92,16 +91,3 @@ def _credit_fields(row: ActionRow | None, given: ActionCredit | None) -> dict[st
         "stats": dataclasses.asdict(row.stats),
         "advantage": advantage,
     }
-
-
-def mean_advantage(row: ActionRow, given: ActionCredit) -> float:
-    """Mean over the action's tokens of the advantage they were trained with."""
-    if given.degenerate:
-        return 0.0
-    value = given.offset
-    if given.token_level and row.stats.n_tokens:
-        value -= row.kl_coef * row.stats.suffix_kl_sum / row.stats.n_tokens
-    advantage = (value - given.mean) / (given.std + 1e-8)
-    if not math.isfinite(advantage):
-        raise DataError(f"action {row.key}: the advantage is {advantage}")
-    return advantage

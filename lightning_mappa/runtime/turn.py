@@ -68,7 +68,7 @@ class Turn:
         if self._stalled is not None:
             raise InfrastructureError(self._stalled)
         if not arrived:
-            raise InfrastructureError(f"{name} waited more than {self._deadline_s:.0f} s for {what}")
+            raise InfrastructureError(f"{name} waited more than {self._deadline_s:g} s for {what}")
         self._waiting.pop(name, None)
 
     def _hand_over(self) -> None:

@@ -1,0 +1,165 @@
+"""Answers what the Trainers wait for: evaluations, rollouts, the record of a step, joint checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_mappa.record import RunRecord, evaluation_metrics
+from lightning_mappa.rollout.coordinator import Rollout, RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.task_order import step_tasks
+from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.runtime.local import Job, LocalRuntime
+from lightning_mappa.stop import StopRequest
+from lightning_mappa.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    seed: int
+    rollout_batch_size: int
+    n_samples_per_prompt: int
+    temperature: float
+    val_n_samples: int
+    val_temperature: float
+    checkpoint_every: int
+    keep_checkpoints: int
+
+
+class Driver:
+    """The loop of a run. Holds no tensors and knows no prompts."""
+
+    def __init__(
+        self,
+        *,
+        settings: DriverSettings,
+        runtime: LocalRuntime,
+        coordinator: RolloutCoordinator,
+        train_tasks: Sequence[Task],
+        selection_tasks: Sequence[Task],
+        folder: RunFolder,
+        record: RunRecord,
+        stop: StopRequest,
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._coordinator = coordinator
+        self._train_tasks = train_tasks
+        self._selection_tasks = selection_tasks
+        self._folder = folder
+        self._record = record
+        self._stop = stop
+        self._saving: Path | None = None
+        self._saved_version: int | None = None
+        self._updating_since: float | None = None
+
+    def drive(self) -> None:
+        """Works until every Trainer has left. Call it with the turn held (`LocalRuntime.run`)."""
+        if self._runtime.first_step == 0:
+            self._evaluate(0)
+        while (job := self._next_job()) is not None:
+            answer = {
+                "evaluate": self._evaluate,
+                "boundary": self._enter,
+                "rollout": self._roll_out,
+                "publish": self._publish,
+            }[job.kind]
+            answer(job.number)
+        self._close_step()
+
+    def _next_job(self) -> Job | None:
+        job = self._runtime.next_job()
+        if self._updating_since is not None:
+            self._record.time("update", time.monotonic() - self._updating_since - self._runtime.sync_s)
+            self._record.time("weight_sync", self._runtime.sync_s)
+            self._updating_since, self._runtime.sync_s = None, 0.0
+        return job
+
+    def _evaluate(self, version: int) -> None:
+        settings = self._settings
+        plan = RolloutPlan(
+            split="selection",
+            step=version,
+            tasks=self._selection_tasks,
+            n_samples=settings.val_n_samples,
+            temperature=settings.val_temperature,
+            scored=False,
+        )
+        start = time.monotonic()
+        rollout = asyncio.run(self._coordinator.collect(plan))
+        self._record.time("evaluation", time.monotonic() - start)
+        metrics = evaluation_metrics(rollout.episodes)
+        self._record.evaluation(version, rollout.episodes, metrics)
+        self._runtime.post_evaluation(version, metrics)
+
+    def _enter(self, version: int) -> None:
+        """Between two steps: close the last one, and save or stop where due."""
+        self._close_step()
+        due = version > self._runtime.first_step and version % self._settings.checkpoint_every == 0
+        stopping = self._stop.requested
+        self._saving = self._folder.begin_checkpoint() if due or stopping else None
+        if stopping:
+            self._saved_version = version
+            self._runtime.end(version - 1, self._saving)
+        else:
+            self._saved_version = version if due else self._saved_version
+            self._runtime.post_boundary(version, self._saving)
+
+    def _roll_out(self, step: int) -> None:
+        settings = self._settings
+        plan = RolloutPlan(
+            split="train",
+            step=step,
+            tasks=step_tasks(
+                self._train_tasks,
+                seed=settings.seed,
+                step=step,
+                batch_size=settings.rollout_batch_size,
+            ),
+            n_samples=settings.n_samples_per_prompt,
+            temperature=settings.temperature,
+            scored=True,
+        )
+        rollout = self._collect_or_drop(plan)
+        if rollout is None:
+            unsaved = self._saved_version != step
+            self._saving = self._folder.begin_checkpoint() if unsaved else None
+            self._saved_version = step
+            self._runtime.end(step - 1, self._saving)
+            return
+        self._record.rollout(step, rollout)
+        self._runtime.post_rollout(step, rollout.episodes)
+        self._updating_since = time.monotonic()
+
+    def _collect_or_drop(self, plan: RolloutPlan) -> Rollout | None:
+        """None when a stop was asked for before the rollout was complete: the step never happened."""
+
+        async def collect() -> Rollout:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            with self._stop.dropping(lambda: loop.call_soon_threadsafe(task.cancel)):
+                if self._stop.requested:
+                    raise asyncio.CancelledError
+                return await self._coordinator.collect(plan)
+
+        try:
+            return asyncio.run(collect())
+        except asyncio.CancelledError:
+            return None
+
+    def _close_step(self) -> None:
+        ledger = self._runtime.ledger
+        step = ledger.step
+        if step is not None and step.number not in self._record.closed and step.reports:
+            self._record.close_step(step, ledger.counts())
+
+    def _publish(self, version: int) -> None:
+        assert self._saving is not None and self._saved_version is not None
+        self._folder.publish_checkpoint(
+            self._saving, self._saved_version, self._record.state(), self._settings.keep_checkpoints
+        )
+        self._saving = None
+        self._runtime.posted_publish()

@@ -1,0 +1,190 @@
+"""What a run writes down: a metrics line and a transcript per step, and the summary at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Protocol
+
+from lightning_mappa.rollout.coordinator import Rollout
+from lightning_mappa.rollout.ledger import Step, StepCounts
+from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
+from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.types import EpisodeStatus, ScoredEpisode
+
+
+class Listener(Protocol):
+    """Shows a run to a person."""
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None: ...
+
+    def step_closed(self, line: Mapping[str, Any]) -> None: ...
+
+
+def evaluation_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Success over the graded episodes, in all and per task kind; those without an outcome are counted apart."""
+    outcomes: dict[str, list[float]] = defaultdict(list)
+    for scored in episodes:
+        outcome = scored.episode.outcome
+        if outcome is not None:
+            outcomes["success"].append(outcome)
+            outcomes[f"success/{scored.episode.task.kind}"].append(outcome)
+    metrics = {name: fmean(values) for name, values in sorted(outcomes.items())}
+    graded = len(outcomes["success"])
+    return {**metrics, "n": float(graded), "ungraded": float(len(episodes) - graded)}
+
+
+class RunRecord:
+    """Collects a step until it is closed, then writes it.
+
+    `state()` is what a resumed run needs of it; everything else is on disk.
+    """
+
+    def __init__(self, folder: RunFolder, agents: Sequence[str], listener: Listener) -> None:
+        self._folder = folder
+        self._agents = tuple(agents)
+        self._listener = listener
+        self._started = time.monotonic()
+        self._wall_before = 0.0
+        self._timing: Counter[str] = Counter()
+        self._timing_total: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._masked: Counter[str] = Counter()
+        self._evaluations: dict[int, dict[str, float]] = {}
+        self._scores: dict[str, list[float]] = {}
+        self._ratio_max = 0.0
+        self._train_success: float | None = None
+        self.closed: set[int] = set()
+
+    def time(self, part: str, seconds: float) -> None:
+        self._timing[part] += seconds
+
+    def evaluation(
+        self, version: int, episodes: Sequence[ScoredEpisode], metrics: Mapping[str, float]
+    ) -> None:
+        self._evaluations[version] = dict(metrics)
+        path = evaluation_path(self._folder.transcripts, "selection", version)
+        write_transcript(path, episodes, step=version, split="selection")
+        self._listener.evaluated(version, metrics)
+
+    def rollout(self, step: int, rollout: Rollout) -> None:
+        self.time("rollout", rollout.rollout_s)
+        self.time("coach", rollout.coach_s)
+
+    def close_step(self, step: Step, counts: StepCounts) -> None:
+        """Writes transcript and metrics line of a finished step."""
+        write_transcript(
+            step_path(self._folder.transcripts, step.number),
+            step.episodes,
+            step=step.number,
+            split="train",
+            rows=step.rows,
+            credits=step.credits,
+        )
+        line = self._line(step, counts)
+        self._folder.append_metrics(line)
+        self._listener.step_closed(line)
+        self.closed.add(step.number)
+        self._timing_total.update(self._timing)
+        self._timing.clear()
+        self._masked.update(counts.masked)
+        self._counts.update(
+            produced=counts.produced,
+            trained=counts.trained,
+            queued=counts.queued,
+            frozen=counts.frozen,
+            masked=sum(counts.masked.values()),
+        )
+        for agent, score in line["score"].items():
+            first_last = self._scores.setdefault(agent, [score, score])
+            first_last[1] = score
+        self._ratio_max = max(self._ratio_max, line["mismatch"]["ratio_max"])
+
+    def _line(self, step: Step, counts: StepCounts) -> dict[str, Any]:
+        graded = [e.episode.outcome for e in step.episodes if e.episode.outcome is not None]
+        failed = [e.episode.reason for e in step.episodes if e.episode.status is EpisodeStatus.FAILED]
+        line: dict[str, Any] = {
+            "step": step.number,
+            "episodes": len(step.episodes),
+            "failed": dict(Counter(failed)),
+            "success": fmean(graded) if graded else None,
+            "score": self._mean_scores(step.episodes),
+            "agents": {agent: dict(report) for agent, report in step.reports.items()},
+            "counts": {
+                "produced": counts.produced,
+                "trained": counts.trained,
+                "masked": dict(counts.masked),
+                "queued": counts.queued,
+                "frozen": counts.frozen,
+            },
+            "mismatch": {
+                "ratio_max": max(report.get("mismatch/ratio_max", 1.0) for report in step.reports.values())
+            },
+            "timing_s": dict(self._timing),
+        }
+        if step.number + 1 in self._evaluations:
+            line["val"] = self._evaluations[step.number + 1]
+        return line
+
+    def _mean_scores(self, episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
+        scores: dict[str, list[float]] = defaultdict(list)
+        for scored in episodes:
+            for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True):
+                if verdict.score is not None:
+                    scores[action.agent_id].append(verdict.score)
+        return {agent: fmean(scores[agent]) for agent in self._agents if scores[agent]}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "wall_s": self._wall(),
+            "timing_s": dict(self._timing_total + self._timing),
+            "counts": dict(self._counts),
+            "masked": dict(self._masked),
+            "evaluations": {str(version): metrics for version, metrics in self._evaluations.items()},
+            "scores": self._scores,
+            "ratio_max": self._ratio_max,
+            "closed": sorted(self.closed),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._wall_before = state["wall_s"]
+        self._timing_total = Counter(state["timing_s"])
+        self._counts = Counter(state["counts"])
+        self._masked = Counter(state["masked"])
+        self._evaluations = {int(version): metrics for version, metrics in state["evaluations"].items()}
+        self._scores = {agent: list(values) for agent, values in state["scores"].items()}
+        self._ratio_max = state["ratio_max"]
+        self.closed = set(state["closed"])
+
+    def _wall(self) -> float:
+        return self._wall_before + time.monotonic() - self._started
+
+    def summary(self, *, selected_version: int | None, status: str) -> dict[str, Any]:
+        """What summary.json says. `val.success.selected` is None when no version was selected or evaluated."""
+        selected = self._evaluations.get(-1 if selected_version is None else selected_version, {})
+        initial = self._evaluations.get(0, {})
+        return {
+            "status": status,
+            "wall_s": self._wall(),
+            "steps": len(self.closed),
+            "selected_version": selected_version,
+            "val": {
+                "success": {"initial": initial.get("success"), "selected": selected.get("success")},
+                "n": int(initial.get("n", 0)),
+                "history": {
+                    str(version): metrics.get("success")
+                    for version, metrics in sorted(self._evaluations.items())
+                },
+            },
+            "counts": {
+                name: self._counts[name] for name in ("produced", "trained", "masked", "queued", "frozen")
+            },
+            "masked": dict(self._masked),
+            "timing_s": dict(self._timing_total + self._timing),
+            "mismatch": {"ratio_max": self._ratio_max},
+            "score": {
+                agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()
+            },
+        }

@@ -1,0 +1,212 @@
+"""Plays the episodes of a rollout batch side by side, and has their actions scored off the critical path."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lightning_mappa.coaches.base import Coach
+from lightning_mappa.errors import InfrastructureError, MappaError
+from lightning_mappa.rollout.engine import Engine, Session
+from lightning_mappa.tasks.base import TaskSource
+from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, Verdict
+from lightning_mappa.workflows.base import Seat, Workflow
+
+UNSCORED = Verdict(score=None, reason="actions are not scored here", coach="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """Which episodes to play, and how."""
+
+    split: str
+    step: int
+    """Rollout step, or the policy version that is evaluated."""
+    tasks: Sequence[Task]
+    n_samples: int
+    temperature: float
+    scored: bool
+    """Whether the coach sees the actions; evaluations leave it out."""
+
+    def episode_id(self, task_index: int, sample: int) -> str:
+        """Sorts in the order of the plan."""
+        return f"{self.split}-{self.step:06d}-{task_index:05d}-{sample:03d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Finished episodes in the order of the plan."""
+
+    episodes: tuple[ScoredEpisode, ...]
+    rollout_s: float
+    """Until the last episode ended."""
+    coach_s: float
+    """From then until the last verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatContext:
+    """What a seat of one episode is made from, beside the agent's own settings."""
+
+    plan: RolloutPlan
+    task: Task
+    sample: int
+    episode_id: str
+    session: Session
+    workspace: Path
+    record: Callable[[Action], None]
+    next_index: Callable[[], int]
+    """Position of the episode's next action."""
+
+
+class SeatFactory(Protocol):
+    def __call__(self, agent_id: str, context: SeatContext) -> Seat: ...
+
+
+class RolloutCoordinator:
+    """Owns the episodes in flight.
+
+    Args:
+        workspaces: makes the private folder of one episode, removed when the context ends.
+        max_episodes_in_flight: episodes are played in windows of this many, so that which requests share a
+            decoding wave does not depend on timing.
+        deadline_s: an episode that takes longer is cut and fails with that reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        workflow: Workflow,
+        source: TaskSource,
+        engine: Engine,
+        coach: Coach,
+        seat_for: SeatFactory,
+        workspaces: Callable[[str], AbstractContextManager[Path]],
+        max_episodes_in_flight: int,
+        deadline_s: float,
+    ) -> None:
+        self._workflow = workflow
+        self._source = source
+        self._engine = engine
+        self._coach = coach
+        self._seat_for = seat_for
+        self._workspaces = workspaces
+        self._window = max_episodes_in_flight
+        self._deadline_s = deadline_s
+
+    async def collect(self, plan: RolloutPlan) -> Rollout:
+        """Plays and scores every episode of the plan.
+
+        Raises `InfrastructureError` when all of them failed; fewer are data.
+        """
+        start = time.monotonic()
+        jobs = [
+            (plan.episode_id(index, sample), task, sample)
+            for index, task in enumerate(plan.tasks)
+            for sample in range(plan.n_samples)
+        ]
+        scoring: list[asyncio.Task[ScoredEpisode]] = []
+        for first in range(0, len(jobs), self._window):
+            await self._play_window(plan, jobs[first : first + self._window], scoring)
+        rollout_s = time.monotonic() - start
+        episodes = tuple(await asyncio.gather(*scoring))
+        self._refuse_total_failure(plan, episodes)
+        return Rollout(
+            episodes=episodes, rollout_s=rollout_s, coach_s=time.monotonic() - start - rollout_s
+        )
+
+    async def _play_window(
+        self,
+        plan: RolloutPlan,
+        jobs: Sequence[tuple[str, Task, int]],
+        scoring: list[asyncio.Task[ScoredEpisode]],
+    ) -> None:
+        # Every session is open before the first episode starts, so that the first wave holds them all.
+        lines = [self._engine.session(episode_id) for episode_id, _, _ in jobs]
+        sessions = [await line.__aenter__() for line in lines]
+        playing = [
+            asyncio.create_task(self._play(plan, job, line, session))
+            for job, line, session in zip(jobs, lines, sessions, strict=True)
+        ]
+        scoring.extend(asyncio.create_task(self._score(task, plan.scored)) for task in playing)
+        try:
+            await asyncio.gather(*playing)
+        except BaseException:
+            for task in (*playing, *scoring):
+                task.cancel()
+            await asyncio.gather(*playing, *scoring, return_exceptions=True)
+            raise
+
+    async def _play(
+        self,
+        plan: RolloutPlan,
+        job: tuple[str, Task, int],
+        line: AbstractAsyncContextManager[Session],
+        session: Session,
+    ) -> Episode:
+        episode_id, task, sample = job
+        actions: list[Action] = []
+        status, reason, text = EpisodeStatus.OK, "", None
+        try:
+            with self._workspaces(episode_id) as workspace:
+                context = SeatContext(
+                    plan=plan,
+                    task=task,
+                    sample=sample,
+                    episode_id=episode_id,
+                    session=session,
+                    workspace=workspace,
+                    record=actions.append,
+                    next_index=lambda: len(actions),
+                )
+                seats = {agent: self._seat_for(agent, context) for agent in self._workflow.agent_ids}
+                async with asyncio.timeout(self._deadline_s):
+                    text = await self._workflow.run(task, seats)
+        except MappaError as error:
+            if not isinstance(error, InfrastructureError):
+                raise
+            status, reason = EpisodeStatus.FAILED, str(error)
+        except Exception as error:
+            status, reason = EpisodeStatus.FAILED, f"{type(error).__name__}: {error}"
+        finally:
+            await line.__aexit__(None, None, None)
+        answer = None if text is None else self._source.answer(text)
+        return Episode(
+            id=episode_id,
+            task=task,
+            actions=tuple(actions),
+            status=status,
+            reason=reason,
+            answer=answer,
+            outcome=None if status is EpisodeStatus.FAILED else self._source.grade(task, answer),
+            sample=sample,
+        )
+
+    async def _score(self, playing: asyncio.Task[Episode], scored: bool) -> ScoredEpisode:
+        episode = await playing
+        if not scored:
+            return ScoredEpisode(episode=episode, verdicts=(UNSCORED,) * len(episode.actions))
+        verdicts = await asyncio.gather(*(self._verdict(episode, i) for i in range(len(episode.actions))))
+        return ScoredEpisode(episode=episode, verdicts=tuple(verdicts))
+
+    async def _verdict(self, episode: Episode, index: int) -> Verdict:
+        try:
+            return await self._coach.score(episode, index)
+        except MappaError:
+            raise
+        except Exception as error:
+            reason = f"the coach raised {type(error).__name__}: {error}"
+            return Verdict(score=None, reason=reason, coach=self._coach.name)
+
+    @staticmethod
+    def _refuse_total_failure(plan: RolloutPlan, episodes: Sequence[ScoredEpisode]) -> None:
+        failed = [scored.episode for scored in episodes if scored.episode.status is EpisodeStatus.FAILED]
+        if failed and len(failed) == len(episodes):
+            raise InfrastructureError(
+                f"all {len(failed)} episodes of {plan.split} step {plan.step} failed; the first: {failed[0].reason}"
+            )
