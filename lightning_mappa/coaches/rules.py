@@ -1,0 +1,201 @@
+"""A coach that needs no model: it scores what can be checked against the task's reference."""
+
+from __future__ import annotations
+
+import re
+
+from lightning_mappa.tasks.expressions import evaluate
+from lightning_mappa.tasks.grading import boxed_answer, parse_gold, parse_integer
+from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolStatus, Verdict
+
+_NUMBER = re.compile(r"(?:(?<![\d).])-)?\d{1,3}(?:,\d{3})+(?!\d)|(?:(?<![\d).])-)?\d+(?:\.\d+)?")
+_PROSE = re.compile(r"[A-Za-z]{2,}|=")
+
+_NO_REFERENCE = "the task has no reference in integers to check against"
+
+
+class RulesCoach:
+    """Offline, deterministic, free. Blames the action that went wrong, not the one that passed it on.
+
+    What an action is follows from what it did, not from the name of its role:
+
+    | action | score |
+    |---|---|
+    | nothing generated (prompt too long), or the sandbox failed | missing |
+    | **answers**: last of a complete episode, ran no code | 10 boxes the reference; 8 boxes the wrong \
+value it was handed; 1 boxes anything else; 0 boxes nothing |
+    | has a tool, wrote no code | 0 |
+    | **codes**: ran code | 10 prints the reference; 8 prints the wrong value it was handed; 7 could not do \
+better, what it was handed has no value; 2 prints another number; 1 prints none, or fails |
+    | **reports**: follows its own code | 10 states the output; 9 states the reference instead; 8 states no \
+number where there was none; 1 otherwise |
+    | **solves**: any other; hands on an expression, or prose that ends with its number | 10 the reference; \
+8 the wrong value it was handed; an expression: 2 wrong, 1 without a value; prose: 3 wrong, 4 no number |
+
+    An action is handed the last text of the agent before it, and that agent's last tool output. Where the
+    task has no reference, every line that needs it is a missing verdict.
+    """
+
+    name = "rules"
+
+    async def score(self, episode: Episode, index: int) -> Verdict:
+        score, reason = judge(episode, index)
+        return Verdict(score=score, reason=reason, coach=self.name)
+
+
+Judgement = tuple[float | None, str]
+
+
+def judge(episode: Episode, index: int) -> Judgement:
+    """Score and one-line reason for `episode.actions[index]`, as the table of `RulesCoach` has it."""
+    action = episode.actions[index]
+    if action.status is ActionStatus.PROMPT_TOO_LONG:
+        return None, "the prompt did not fit the context: nothing was generated"
+    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
+        return None, "the sandbox failed, which says nothing of the program"
+
+    gold = _gold(episode.task.reference)
+    before = episode.actions[index - 1] if index else None
+    given = _handed(episode, index)
+    answers = index == len(episode.actions) - 1 and episode.status is EpisodeStatus.OK
+    if action.tool_results:
+        return _judge_code(action, gold, given)
+    if answers:
+        return _judge_answer(action, gold, given)
+    if action.status is ActionStatus.NO_CODE:
+        return 0.0, "wrote no code to run"
+    if before is not None and before.agent_id == action.agent_id and before.tool_results:
+        return _judge_report(action, gold, output_value(before))
+    return _judge_solution(action, gold, given)
+
+
+def text_value(text: str) -> int | None:
+    """The integer that a text comes to: its last box, its value as an expression, or its last number."""
+    boxed = boxed_answer(text)
+    if boxed is not None:
+        return parse_integer(boxed)
+    try:
+        return evaluate(text)
+    except ValueError:
+        return _last_integer(text) if _is_prose(text) else None
+
+
+def output_value(action: Action) -> int | None:
+    """The last number that the action's last program printed; None if it failed or printed none."""
+    last = action.tool_results[-1]
+    return _last_integer(last.stdout) if last.ok else None
+
+
+class _Handed:
+    """What one agent left to the next."""
+
+    def __init__(self, text: str, output: int | None, *, is_code: bool) -> None:
+        self.text = text.strip()
+        self.value = output if is_code else text_value(text)
+        self.values = {value for value in (self.value, output) if value is not None}
+
+    @property
+    def hopeless(self) -> bool:
+        """Neither a value nor a text that one could work from."""
+        return not self.values and not _is_prose(self.text)
+
+
+def _handed(episode: Episode, index: int) -> _Handed | None:
+    agent_id = episode.actions[index].agent_id
+    earlier = [action for action in episode.actions[:index] if action.agent_id != agent_id]
+    if not earlier:
+        return None
+    last = earlier[-1]
+    outputs = [output_value(a) for a in earlier if a.agent_id == last.agent_id and a.tool_results]
+    return _Handed(last.text, outputs[-1] if outputs else None, is_code=bool(last.tool_results))
+
+
+def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
+    last = action.tool_results[-1]
+    hopeless = given is not None and given.hopeless
+    value = output_value(action)
+    if value is None and hopeless:
+        return 7.0, "nothing printed, but what it was handed has no value"
+    if not last.ok:
+        return 1.0, f"the code ended with {last.status}"
+    if value is None:
+        return 1.0, "the code printed no number"
+    if gold is None:
+        return None, _NO_REFERENCE
+    if value in gold:
+        return 10.0, f"the code printed {value}, the reference"
+    if given is not None and value in given.values:
+        return 8.0, f"the code printed {value}: wrong, but the value it was handed"
+    if hopeless:
+        return 7.0, f"the code printed {value}: wrong, but what it was handed has no value"
+    return 2.0, f"the code printed {value}, neither the reference nor what it was handed"
+
+
+def _judge_report(action: Action, gold: frozenset[int] | None, output: int | None) -> Judgement:
+    value = text_value(action.text)
+    if value is None and output is None:
+        return 8.0, "the code gave no number, and none is stated"
+    if value == output:
+        return 10.0, f"states {value}, the output of its code"
+    if gold is not None and value in gold:
+        return 9.0, f"states {value}, the reference, against its output {output}"
+    return 1.0, f"states {_shown(value)} where its code gave {_shown(output)}"
+
+
+def _judge_answer(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
+    boxed = boxed_answer(action.text)
+    if boxed is None:
+        return 0.0, "boxes no answer"
+    if gold is None:
+        return None, _NO_REFERENCE
+    value = parse_integer(boxed)
+    if value in gold:
+        return 10.0, f"boxes {value}, the reference"
+    if given is None:
+        return 1.0, f"boxes {boxed[:40]!r}, which is wrong"
+    if given.value in gold:
+        return 1.0, f"boxes {boxed[:40]!r} though it was handed {given.value}, the reference"
+    if boxed == given.text or (value is not None and value in given.values):
+        return 8.0, f"boxes {boxed[:40]!r}: wrong, but what it was handed"
+    return 1.0, f"boxes {boxed[:40]!r}, neither the reference nor what it was handed"
+
+
+def _judge_solution(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
+    value = text_value(action.text)
+    prose = _is_prose(action.text)
+    if value is None and not prose:
+        return 1.0, "hands on something that has no value"
+    if gold is None:
+        return None, _NO_REFERENCE
+    if value is None:
+        return 4.0, "hands on prose without a number at its end"
+    if value in gold:
+        return 10.0, f"comes to {value}, the reference"
+    if given is not None and value in given.values:
+        return 8.0, f"comes to {value}: wrong, but what it was handed"
+    return (3.0 if prose else 2.0), f"comes to {value}, which is wrong"
+
+
+def _gold(reference: str | None) -> frozenset[int] | None:
+    if reference is None:
+        return None
+    try:
+        return parse_gold(reference)
+    except ValueError:
+        return None
+
+
+def _is_prose(text: str) -> bool:
+    return _PROSE.search(text) is not None
+
+
+def _last_integer(text: str) -> int | None:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
+        return None
+    whole, _, decimals = numbers[-1].replace(",", "").partition(".")
+    return parse_integer(whole) if not decimals.strip("0") else None
+
+
+def _shown(value: int | None) -> str:
+    return "no number" if value is None else str(value)
