@@ -1,4 +1,4 @@
-"""The schema of a run. What is typed here is checked when the config is composed and once more at start.
+"""The schema of a run: `structured` holds the composed config against it before anything starts.
 
 Nodes with a `_target_` (workflow, task, coach, tools, callbacks, logger) stay open, so that users can point
 them to their own classes; their keys are checked against the target's signature in `lightning_mappa.checks`.
@@ -6,10 +6,19 @@ them to their own classes; their keys are checked against the target's signature
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import difflib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_mappa.errors import ConfigError
 
 
 @dataclass
@@ -17,7 +26,8 @@ class LoraConfig:
     r: int = 16
     alpha: int = 32
     dropout: float = 0.0
-    target_modules: list[str] | str = "all-linear"
+    target_modules: Any = "all-linear"
+    """`all-linear`, or a list of module names."""
 
 
 @dataclass
@@ -77,7 +87,7 @@ class AlgorithmConfig:
     clip_ratio_high: float = 0.2
     dual_clip: float | None = None
     rollout_correction: float | None = None
-    """Cap of the per-token weight exp(old − rollout); None multiplies by nothing."""
+    """Cap of the per-token weight exp(old - rollout); None multiplies by nothing."""
     mini_batch_size: int = 16
     """Actions per optimizer step, over all ranks."""
     micro_batch_size: int = 16
@@ -156,3 +166,80 @@ class FitConfig:
     """validate, test, predict: the run folder whose weights are used."""
     inputs: Any = None
     """predict: a task's text, or a file of tasks."""
+
+
+def allowed_keys(path: Sequence[str]) -> list[str] | None:
+    """The keys the schema knows below `path`; None where any key may stand."""
+    node: Any = FitConfig
+    for part in path:
+        if is_dataclass(node):
+            node = get_type_hints(node).get(part)
+        elif get_origin(node) is dict:
+            node = get_args(node)[1]
+        else:
+            return None
+        if get_origin(node) in (Union, UnionType):
+            node = next(option for option in get_args(node) if option is not type(None))
+    return [item.name for item in fields(node)] if is_dataclass(node) else None
+
+
+def unknown_key(path: Sequence[str], given: Any = None) -> ConfigError:
+    """The sentence for a key that the schema does not know: the key, what was given, what is allowed."""
+    *parents, key = path
+    allowed = allowed_keys(parents)
+    shown = "" if given is None else f" (given: {given!r})"
+    if allowed is None:
+        return ConfigError(f"{'.'.join(path)} is not a key of this config{shown}")
+    close = difflib.get_close_matches(str(key), allowed, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    below = ".".join(parents) or "the top level"
+    return ConfigError(
+        f"{'.'.join(path)} is no known key{shown}; {hint}allowed at {below}: {', '.join(allowed)}"
+    )
+
+
+def structured(cfg: DictConfig) -> DictConfig:
+    """`cfg` merged into the schema, interpolations kept.
+
+    Raises `ConfigError` for an unknown key (`+typo=1` too), a value of the wrong type, a missing value and an
+    interpolation that leads nowhere.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    _refuse_unknown_keys(plain, ())
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(FitConfig), OmegaConf.create(plain))
+        assert isinstance(merged, DictConfig)
+        # Interpolated nodes repeat what is missing in the node they point to: name that one.
+        missing = sorted(OmegaConf.missing_keys(merged), key=lambda key: (key.count("."), key))
+        if missing:
+            raise ConfigError(f"{missing[0]} has no value: give {missing[0]}=…")
+        OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{error.full_key}: {reason}") from error
+    return merged
+
+
+def _refuse_unknown_keys(node: Mapping[Any, Any], path: tuple[str, ...]) -> None:
+    allowed = allowed_keys(path)
+    for key, value in node.items():
+        if allowed is not None and key not in allowed:
+            raise unknown_key((*path, str(key)), value)
+        if isinstance(value, Mapping):
+            _refuse_unknown_keys(value, (*path, str(key)))
+
+
+def run_folder_name(cfg: DictConfig, job_num: int | None = None, *, sweep_dir: str | None = None) -> str:
+    """Where the run goes: `output_dir`, else `sweep_dir`, else a new name by the clock under runs/.
+
+    The jobs of a sweep get a numbered folder each. Makes nothing.
+    """
+    if cfg.output_dir is not None or sweep_dir is not None:
+        base = str(cfg.output_dir or sweep_dir)
+    else:
+        base = f"runs/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        taken = itertools.count(2)
+        while Path(base).exists():
+            base = f"{base.partition('.')[0]}.{next(taken)}"
+    return base if job_num is None else f"{base}/{job_num}"
