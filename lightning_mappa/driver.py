@@ -52,6 +52,8 @@ class Driver:
         self._folder = folder
         self._record = record
         self._stop = stop
+        self.stopped = False
+        """Whether a stop request ended the run before its last step."""
         self._saving: Path | None = None
         self._saved_version: int | None = None
         self._updating_since: float | None = None
@@ -102,6 +104,7 @@ class Driver:
         stopping = self._stop.requested
         self._saving = self._folder.begin_checkpoint() if due or stopping else None
         if stopping:
+            self.stopped = True
             self._saved_version = version
             self._runtime.end(version - 1, self._saving)
         else:
@@ -125,6 +128,7 @@ class Driver:
         )
         rollout = self._collect_or_drop(plan)
         if rollout is None:
+            self.stopped = True
             unsaved = self._saved_version != step
             self._saving = self._folder.begin_checkpoint() if unsaved else None
             self._saved_version = step
@@ -157,7 +161,8 @@ class Driver:
             self._record.close_step(step, ledger.counts())
 
     def _publish(self, version: int) -> None:
-        assert self._saving is not None and self._saved_version is not None
+        assert self._saving is not None
+        assert self._saved_version is not None
         self._folder.publish_checkpoint(
             self._saving, self._saved_version, self._record.state(), self._settings.keep_checkpoints
         )

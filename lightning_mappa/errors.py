@@ -61,7 +61,13 @@ class InfrastructureError(MappaError, RuntimeError):
     exit_code = ExitCode.INFRASTRUCTURE
 
 
-class RunEnded(MappaError):  # noqa: N818 - a signal between parts, not a fault
+class Preempted(MappaError):
+    """A signal stopped the run between two steps; its last joint checkpoint goes on with `resume`."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class RunEnded(MappaError):
     """The run is over for this agent: no further experience will come."""
 
     exit_code = ExitCode.DONE

@@ -57,8 +57,7 @@ def publish(temporary: Path, final: Path) -> None:
     try:
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         entries = {
-            str(path.relative_to(temporary)): {"sha256": sha256(path), "bytes": path.stat().st_size}
-            for path in files
+            str(path.relative_to(temporary)): {"sha256": sha256(path), "bytes": path.stat().st_size} for path in files
         }
         for path in files:
             _sync_file(path)

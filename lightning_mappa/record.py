@@ -48,8 +48,8 @@ class RunRecord:
         self._listener = listener
         self._started = time.monotonic()
         self._wall_before = 0.0
-        self._timing: Counter[str] = Counter()
-        self._timing_total: Counter[str] = Counter()
+        self._timing: dict[str, float] = {}
+        self._timing_total: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
         self._masked: Counter[str] = Counter()
         self._evaluations: dict[int, dict[str, float]] = {}
@@ -59,11 +59,9 @@ class RunRecord:
         self.closed: set[int] = set()
 
     def time(self, part: str, seconds: float) -> None:
-        self._timing[part] += seconds
+        self._timing[part] = self._timing.get(part, 0.0) + seconds
 
-    def evaluation(
-        self, version: int, episodes: Sequence[ScoredEpisode], metrics: Mapping[str, float]
-    ) -> None:
+    def evaluation(self, version: int, episodes: Sequence[ScoredEpisode], metrics: Mapping[str, float]) -> None:
         self._evaluations[version] = dict(metrics)
         path = evaluation_path(self._folder.transcripts, "selection", version)
         write_transcript(path, episodes, step=version, split="selection")
@@ -87,7 +85,7 @@ class RunRecord:
         self._folder.append_metrics(line)
         self._listener.step_closed(line)
         self.closed.add(step.number)
-        self._timing_total.update(self._timing)
+        self._timing_total = self._times()
         self._timing.clear()
         self._masked.update(counts.masked)
         self._counts.update(
@@ -119,9 +117,7 @@ class RunRecord:
                 "queued": counts.queued,
                 "frozen": counts.frozen,
             },
-            "mismatch": {
-                "ratio_max": max(report.get("mismatch/ratio_max", 1.0) for report in step.reports.values())
-            },
+            "mismatch": {"ratio_max": max(report.get("mismatch/ratio_max", 1.0) for report in step.reports.values())},
             "timing_s": dict(self._timing),
         }
         if step.number + 1 in self._evaluations:
@@ -139,7 +135,7 @@ class RunRecord:
     def state(self) -> dict[str, Any]:
         return {
             "wall_s": self._wall(),
-            "timing_s": dict(self._timing_total + self._timing),
+            "timing_s": self._times(),
             "counts": dict(self._counts),
             "masked": dict(self._masked),
             "evaluations": {str(version): metrics for version, metrics in self._evaluations.items()},
@@ -150,13 +146,17 @@ class RunRecord:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._wall_before = state["wall_s"]
-        self._timing_total = Counter(state["timing_s"])
+        self._timing_total = dict(state["timing_s"])
         self._counts = Counter(state["counts"])
         self._masked = Counter(state["masked"])
         self._evaluations = {int(version): metrics for version, metrics in state["evaluations"].items()}
         self._scores = {agent: list(values) for agent, values in state["scores"].items()}
         self._ratio_max = state["ratio_max"]
         self.closed = set(state["closed"])
+
+    def _times(self) -> dict[str, float]:
+        parts = self._timing_total.keys() | self._timing.keys()
+        return {part: self._timing_total.get(part, 0.0) + self._timing.get(part, 0.0) for part in sorted(parts)}
 
     def _wall(self) -> float:
         return self._wall_before + time.monotonic() - self._started
@@ -174,17 +174,12 @@ class RunRecord:
                 "success": {"initial": initial.get("success"), "selected": selected.get("success")},
                 "n": int(initial.get("n", 0)),
                 "history": {
-                    str(version): metrics.get("success")
-                    for version, metrics in sorted(self._evaluations.items())
+                    str(version): metrics.get("success") for version, metrics in sorted(self._evaluations.items())
                 },
             },
-            "counts": {
-                name: self._counts[name] for name in ("produced", "trained", "masked", "queued", "frozen")
-            },
+            "counts": {name: self._counts[name] for name in ("produced", "trained", "masked", "queued", "frozen")},
             "masked": dict(self._masked),
-            "timing_s": dict(self._timing_total + self._timing),
+            "timing_s": self._times(),
             "mismatch": {"ratio_max": self._ratio_max},
-            "score": {
-                agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()
-            },
+            "score": {agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()},
         }

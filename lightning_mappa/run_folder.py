@@ -130,7 +130,7 @@ class RunFolder:
 
         Raises `DataError` when there is none.
         """
-        passed_over = []
+        passed_over: list[str] = []
         for folder in self._numbered():
             fault = verify(folder)
             if fault is None:

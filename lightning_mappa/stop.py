@@ -16,7 +16,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self._drop: Callable[[], None] | None = None
+        self._drop: Callable[[], object] | None = None
 
     def request(self) -> None:
         self.requested = True
@@ -24,7 +24,7 @@ class StopRequest:
             self._drop()
 
     @contextmanager
-    def dropping(self, drop: Callable[[], None]) -> Iterator[None]:
+    def dropping(self, drop: Callable[[], object]) -> Iterator[None]:
         """While inside, a request also calls `drop` (from the main thread's signal handler)."""
         self._drop = drop
         try:

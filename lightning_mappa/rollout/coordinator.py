@@ -59,9 +59,8 @@ class SeatContext:
     episode_id: str
     session: Session
     workspace: Path
-    record: Callable[[Action], None]
-    next_index: Callable[[], int]
-    """Position of the episode's next action."""
+    actions: list[Action]
+    """The episode's actions so far, shared by its seats, which append to it."""
 
 
 class SeatFactory(Protocol):
@@ -116,9 +115,7 @@ class RolloutCoordinator:
         rollout_s = time.monotonic() - start
         episodes = tuple(await asyncio.gather(*scoring))
         self._refuse_total_failure(plan, episodes)
-        return Rollout(
-            episodes=episodes, rollout_s=rollout_s, coach_s=time.monotonic() - start - rollout_s
-        )
+        return Rollout(episodes=episodes, rollout_s=rollout_s, coach_s=time.monotonic() - start - rollout_s)
 
     async def _play_window(
         self,
@@ -161,8 +158,7 @@ class RolloutCoordinator:
                     episode_id=episode_id,
                     session=session,
                     workspace=workspace,
-                    record=actions.append,
-                    next_index=lambda: len(actions),
+                    actions=actions,
                 )
                 seats = {agent: self._seat_for(agent, context) for agent in self._workflow.agent_ids}
                 async with asyncio.timeout(self._deadline_s):

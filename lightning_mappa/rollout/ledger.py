@@ -102,6 +102,7 @@ class Ledger:
     ) -> None:
         self.trained_agents = tuple(agent for agent, trained in agents.items() if trained)
         self.versions = dict.fromkeys(self.trained_agents, first_version)
+        self._first = first_version
         self._frozen = frozenset(agent for agent, trained in agents.items() if not trained)
         self._credit_settings = credit_settings
         self._reward_settings = reward_settings
@@ -118,8 +119,8 @@ class Ledger:
         return all(self.versions[agent] == version for agent in self.active)
 
     def record_sync(self, agent_id: str, version: int) -> None:
-        """Agent `agent_id` now serves `version`; versions go up one at a time."""
-        if version != self.versions[agent_id] + 1:
+        """Agent `agent_id` now serves `version`: one more than before, or the first one again after a resume."""
+        if version != self.versions[agent_id] + 1 and not version == self.versions[agent_id] == self._first:
             raise DataError(f"agent {agent_id} went from version {self.versions[agent_id]} to {version}")
         self.versions[agent_id] = version
 
@@ -154,9 +155,7 @@ class Ledger:
             if action.agent_id == agent_id
         ]
 
-    def post(
-        self, number: int, agent_id: str, stats: Mapping[ActionKey, ActionStats], kl_coef: float
-    ) -> None:
+    def post(self, number: int, agent_id: str, stats: Mapping[ActionKey, ActionStats], kl_coef: float) -> None:
         """KL sums of one agent's actions; an action left out is masked as invalid."""
         step = self._open(number)
         if agent_id in step.stats:
@@ -174,9 +173,7 @@ class Ledger:
         if step.credits is None:
             raise DataError(f"credit of step {number} was asked for before every agent had posted")
         return {
-            row.key: step.credits[row.key]
-            for row in step.rows
-            if row.agent_id == agent_id and row.key in step.credits
+            row.key: step.credits[row.key] for row in step.rows if row.agent_id == agent_id and row.key in step.credits
         }
 
     def report(self, number: int, agent_id: str, metrics: Mapping[str, float]) -> None:
@@ -185,8 +182,7 @@ class Ledger:
     def step_done(self) -> bool:
         """Every active agent has reported the open step and serves the version it made."""
         return self.step is not None and all(
-            agent in self.step.reports and self.versions[agent] == self.step.number + 1
-            for agent in self.active
+            agent in self.step.reports and self.versions[agent] == self.step.number + 1 for agent in self.active
         )
 
     def counts(self) -> StepCounts:
@@ -220,17 +216,13 @@ class Ledger:
         step = self.step
         if step is not None and step.credits is None and self.active and self.posted():
             step.rows = self._rows(step)
-            step.credits = credit(
-                step.rows, self._credit_settings, cut_episodes=_cut_episodes(step.episodes)
-            )
+            step.credits = credit(step.rows, self._credit_settings, cut_episodes=_cut_episodes(step.episodes))
 
     def _compare_reports(self, step: Step, trained: int) -> None:
         """What the agents say they trained on must be what the books say."""
         reported = sum(int(report["trained_actions"]) for report in step.reports.values())
         if reported != trained:
-            raise DataError(
-                f"step {step.number}: agents report {reported} trained actions, the ledger has {trained}"
-            )
+            raise DataError(f"step {step.number}: agents report {reported} trained actions, the ledger has {trained}")
 
     def _open(self, number: int) -> Step:
         if self.step is None or self.step.number != number:
@@ -289,6 +281,4 @@ def _actions(episodes: Sequence[ScoredEpisode]) -> list[tuple[ScoredEpisode, Act
 
 
 def _cut_episodes(episodes: Sequence[ScoredEpisode]) -> frozenset[str]:
-    return frozenset(
-        scored.episode.id for scored in episodes if scored.episode.status is EpisodeStatus.FAILED
-    )
+    return frozenset(scored.episode.id for scored in episodes if scored.episode.status is EpisodeStatus.FAILED)

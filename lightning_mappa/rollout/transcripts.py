@@ -78,7 +78,14 @@ def _action_fields(action: Action, verdict: Verdict) -> dict[str, Any]:
 def _credit_fields(row: ActionRow | None, given: ActionCredit | None) -> dict[str, Any]:
     """`advantage` is that of the action's first token; None where it was not trained on."""
     if row is None:
-        return {"reward": None, "masked": None, "frozen": False, "kl_coef": 0.0, "stats": None, "advantage": None}
+        return {
+            "reward": None,
+            "masked": None,
+            "frozen": False,
+            "kl_coef": 0.0,
+            "stats": None,
+            "advantage": None,
+        }
     masked = row.masked if given is None else given.masked
     advantage = None
     if given is not None and masked is None:

@@ -79,8 +79,9 @@ class LocalRuntime:
                 self._errors.setdefault(DRIVER, error)
         for thread in threads:
             thread.join(timeout=JOIN_S)
-        for error in self._errors.values():
-            raise error
+        first = next(iter(self._errors.values()), None)
+        if first is not None:
+            raise first
 
     def next_job(self) -> Job | None:
         """Waits until the Trainers need something; None when all have left."""
@@ -124,7 +125,7 @@ class LocalRuntime:
         for kind in ("evaluate", "boundary", "rollout"):
             numbers = {want.number for want in wants if want is not None and want.kind == kind}
             for number in sorted(numbers):
-                job = Job(kind, number)  # type: ignore[arg-type]
+                job = Job(kind, number)
                 everyone = kind == "evaluate" or all(want == job for want in wants)
                 if everyone and self.ledger.synced(number) and not self._done(job):
                     return job
@@ -136,9 +137,7 @@ class LocalRuntime:
             return job.number in self._evaluations
         if job.kind == "boundary":
             return self._boundary >= job.number or self._over(job.number)
-        return self._over(job.number) or (
-            self.ledger.step is not None and self.ledger.step.number == job.number
-        )
+        return self._over(job.number) or (self.ledger.step is not None and self.ledger.step.number == job.number)
 
     # -- the Trainers' side -----------------------------------------------------------------------------
 
@@ -200,7 +199,10 @@ class LocalLink:
             return run.ledger.step is not None and run.ledger.step.number == step
 
         run._wait_for(
-            self.agent_id, Job("rollout", step), lambda: opened() or run._over(step), f"the rollout of step {step}"
+            self.agent_id,
+            Job("rollout", step),
+            lambda: opened() or run._over(step),
+            f"the rollout of step {step}",
         )
         if not opened():
             raise RunEnded(f"the run ended before step {step}")

@@ -72,9 +72,7 @@ class Turn:
         self._waiting.pop(name, None)
 
     def _hand_over(self) -> None:
-        self._holder = next(
-            (name for name in self._names if name in self._waiting and self._waiting[name][0]()), None
-        )
+        self._holder = next((name for name in self._names if name in self._waiting and self._waiting[name][0]()), None)
         if self._holder is None and self._waiting:
             waits = ", ".join(f"{name} for {what}" for name, (_, what) in self._waiting.items())
             self._stalled = f"no part of the run can go on: {waits}"

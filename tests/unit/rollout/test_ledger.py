@@ -45,9 +45,7 @@ def scored(episode: str, actions: list[Action], scores: list[float | None], **fi
     task = Task(id=episode, kind="test", prompt="?")
     verdicts = tuple(Verdict(score=score, reason="test", coach="test") for score in scores)
     fields = {"outcome": 1.0, **fields}
-    return ScoredEpisode(
-        episode=Episode(id=episode, task=task, actions=tuple(actions), **fields), verdicts=verdicts
-    )
+    return ScoredEpisode(episode=Episode(id=episode, task=task, actions=tuple(actions), **fields), verdicts=verdicts)
 
 
 def stats_of(ledger: Ledger, agent: str) -> dict:
@@ -73,9 +71,7 @@ def play_step(ledger: Ledger, episodes: list[ScoredEpisode]) -> StepCounts:
 
 def test_counts_add_up_with_every_kind_of_trouble_and_uneven_turns():
     cut = replace(action("e2", 0, "a"), stop_reason=StopReason.LENGTH)
-    too_long = replace(
-        action("e3", 0, "a", tokens=0), status=ActionStatus.PROMPT_TOO_LONG, stop_reason=StopReason.NONE
-    )
+    too_long = replace(action("e3", 0, "a", tokens=0), status=ActionStatus.PROMPT_TOO_LONG, stop_reason=StopReason.NONE)
     broken_tool = replace(
         action("e4", 0, "b"), tool_results=(ToolResult(status=ToolStatus.SANDBOX_ERROR, reason="gone"),)
     )
@@ -87,9 +83,7 @@ def test_counts_add_up_with_every_kind_of_trouble_and_uneven_turns():
         scored("e5", [], [], status=EpisodeStatus.FAILED, reason="engine", outcome=None),
         scored("e6", [action("e6", 0, "a")], [1], status=EpisodeStatus.FAILED, reason="engine", outcome=None),
     ]
-    ledger = Ledger(
-        {"a": True, "b": True, "f": False}, CreditSettings(), RewardSettings(truncated="mask")
-    )
+    ledger = Ledger({"a": True, "b": True, "f": False}, CreditSettings(), RewardSettings(truncated="mask"))
     counts = play_step(ledger, episodes)
     assert counts.produced == 9
     assert counts.masked == {
@@ -135,9 +129,7 @@ def test_skipped_actions_are_masked_by_name_and_still_add_up():
 
 
 def test_kl_of_each_agent_enters_with_its_own_coefficient():
-    ledger = Ledger(
-        {"a": True, "b": True}, CreditSettings(return_scope="trajectory"), RewardSettings()
-    )
+    ledger = Ledger({"a": True, "b": True}, CreditSettings(return_scope="trajectory"), RewardSettings())
     ledger.open_step(0, [scored("e1", [action("e1", 0, "a"), action("e1", 1, "b")], [10, 10])])
     ledger.post(0, "a", {("e1", 0): ActionStats(n_tokens=2, kl_sum=1.0)}, kl_coef=0.5)
     ledger.post(0, "b", {("e1", 1): ActionStats(n_tokens=2, kl_sum=1.0)}, kl_coef=0.25)

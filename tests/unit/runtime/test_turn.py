@@ -43,7 +43,7 @@ def test_order_does_not_depend_on_which_thread_starts_first(first):
             for round_number in range(3):
                 events.append(f"{name}{round_number}")
                 counts[name] += 1
-                turn.wait(name, lambda: all(c > round_number for c in counts.values()), "the others")
+                turn.wait(name, lambda n=round_number: all(c > n for c in counts.values()), "the others")
 
     errors = run_threads({name: lambda name=name: body(name) for name in names})
     assert not errors

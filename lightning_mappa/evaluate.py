@@ -1,0 +1,196 @@
+"""`mappa validate`, `test` and `predict`: what a trained system can do, with the weights of its run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from safetensors.torch import load_file
+
+from lightning_mappa.config import structured
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.export import joint_selection
+from lightning_mappa.files import write_json
+from lightning_mappa.paired import paired_gain
+from lightning_mappa.record import evaluation_metrics
+from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.engine import Engine
+from lightning_mappa.rollout.transcripts import write_transcript
+from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.system import (
+    Environment,
+    build_coordinator,
+    build_engine,
+    build_environment,
+    load_agents,
+    quiet_libraries,
+    seed_everything,
+)
+from lightning_mappa.types import Episode, ScoredEpisode, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSystem:
+    """A run's agents, served with their weights of version 0 until `select` is called."""
+
+    cfg: DictConfig
+    folder: RunFolder
+    environment: Environment
+    engine: Engine
+    coordinator: RolloutCoordinator
+    trained: Sequence[str]
+
+    @classmethod
+    def load(cls, run: str | None) -> TrainedSystem:
+        if run is None:
+            raise ConfigError("run is not given; name a run folder: mappa test RUN")
+        folder = RunFolder.open(Path(run))
+        cfg = structured(folder.config())
+        quiet_libraries()
+        seed_everything(cfg)
+        environment = build_environment(cfg)
+        agents = load_agents(cfg)
+        engine = build_engine(cfg, agents)
+        return cls(
+            cfg=cfg,
+            folder=folder,
+            environment=environment,
+            engine=engine,
+            coordinator=build_coordinator(cfg, environment, agents, engine),
+            trained=[agent_id for agent_id, agent in agents.items() if agent.trained],
+        )
+
+    def select(self) -> int:
+        """Serves the best joint version and says which it is."""
+        selection = joint_selection(self.folder, self.trained)
+        if selection is None:
+            raise ConfigError(f"{self.folder.path} holds no selected weights; was it run with CheckpointSelection?")
+        for agent_id, path in selection.tensors.items():
+            self.engine.update_weights(agent_id, selection.version, load_file(path))
+        return selection.version
+
+    def play(self, tasks: Sequence[Task], split: str, version: int = 0) -> tuple[ScoredEpisode, ...]:
+        """Episodes at the evaluation temperature, not scored by the coach; the same seeds at every version."""
+        plan = RolloutPlan(
+            split=split,
+            step=version,
+            tasks=tasks,
+            n_samples=self.cfg.datamodule.val_n_samples,
+            temperature=self.cfg.datamodule.val_temperature,
+            scored=False,
+        )
+        return asyncio.run(self.coordinator.collect(plan)).episodes
+
+
+def validate(cfg: DictConfig) -> dict[str, Any]:
+    """The selected weights on the selection split, as `fit` measured them."""
+    system = TrainedSystem.load(cfg.run)
+    version = system.select()
+    tasks = system.environment.source.tasks("selection")[: system.cfg.datamodule.val_limit]
+    metrics = evaluation_metrics(system.play(tasks, "selection", version))
+    Console().print_json(data={"version": version, **metrics})
+    return {"val": metrics, "version": version}
+
+
+def test(cfg: DictConfig) -> dict[str, Any]:
+    """Reads the report split, once per run: initial and selected weights on the same problems and seeds.
+
+    Writes test.json with n, initial, selected, gain (selected − initial) and its 95 % interval over problems.
+    """
+    system = TrainedSystem.load(cfg.run)
+    path = system.folder.path / "test.json"
+    if path.exists():
+        raise ConfigError(f"the report split of {system.folder.path} has been read already: see {path}")
+    tasks = system.environment.source.tasks("report")[: system.cfg.datamodule.report_limit]
+    with system.folder.writing():
+        initial = system.play(tasks, "report")
+        version = system.select()
+        selected = system.play(tasks, "report", version)
+        for name, episodes, step in (("initial", initial, 0), ("selected", selected, version)):
+            transcript = system.folder.transcripts / f"report-{name}.jsonl"
+            write_transcript(transcript, episodes, step=step, split="report")
+        result = {
+            **paired_gain(_by_task(initial), _by_task(selected), seed=system.cfg.seed),
+            "selected_version": version,
+            "seed": system.cfg.seed,
+            "samples_per_problem": system.cfg.datamodule.val_n_samples,
+            "temperature": system.cfg.datamodule.val_temperature,
+            "initial_by_kind": evaluation_metrics(initial),
+            "selected_by_kind": evaluation_metrics(selected),
+        }
+        write_json(path, result)
+    low, high = result["gain_ci"]
+    print(
+        f"report split, n = {result['n']}: {result['initial']:.3f} → {result['selected']:.3f}, "
+        f"gain {result['gain']:+.3f} [{low:+.3f}, {high:+.3f}]\n{path}"
+    )
+    return result
+
+
+def predict(cfg: DictConfig) -> dict[str, Any]:
+    """The trained system answers `cfg.inputs`: a task's text, or a file with one per line or in JSON."""
+    if cfg.inputs is None:
+        raise ConfigError("inputs is not given; name a task or a file of tasks: mappa predict RUN TASK")
+    tasks = read_inputs(str(cfg.inputs))
+    system = TrainedSystem.load(cfg.run)
+    system.select()
+    console = Console(soft_wrap=True, highlight=False)
+    answers = []
+    for scored in system.play(tasks, "predict"):
+        _show(console, scored.episode)
+        answers.append({"task": scored.episode.task.prompt, "answer": scored.episode.answer})
+    return {"answers": answers}
+
+
+def read_inputs(inputs: str) -> list[Task]:
+    """Tasks without a reference. A file may be JSON, JSON lines with `prompt`, or plain text, a task per line."""
+    path = Path(inputs)
+    is_file = len(inputs) < 4096 and path.is_file()
+    texts = _prompts(path) if is_file else [inputs]
+    if not texts or not all(text.strip() for text in texts):
+        raise ConfigError(f"inputs={inputs!r}: no task text in it")
+    return [Task(id=f"input-{i}", kind="input", prompt=text.strip()) for i, text in enumerate(texts)]
+
+
+def _prompts(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix not in (".json", ".jsonl"):
+        return [line for line in text.splitlines() if line.strip()]
+    try:
+        whole = text.lstrip().startswith("[")
+        rows = json.loads(text) if whole else [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [str(row["prompt"]) for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"inputs={path}: JSON tasks need a `prompt` each ({error})") from error
+
+
+def _by_task(episodes: Sequence[ScoredEpisode]) -> Mapping[str, list[float]]:
+    """Outcomes of the graded samples, by task id and never by arrival."""
+    outcomes: dict[str, list[float]] = {}
+    for scored in episodes:
+        values = outcomes.setdefault(scored.episode.task.id, [])
+        if scored.episode.outcome is not None:
+            values.append(scored.episode.outcome)
+    return outcomes
+
+
+def _show(console: Console, episode: Episode) -> None:
+    console.print(f"\n{episode.task.prompt}", style="bold", markup=False)
+    for action in episode.actions:
+        console.print(f"  {action.role}, turn {action.turn + 1}:", style="cyan")
+        console.print("    " + action.text.replace("\n", "\n    "), markup=False)
+        for result in action.tool_results:
+            output = (result.stdout or result.stderr or result.reason).strip()
+            console.print(f"    → {result.status}: {output}", style="dim", markup=False)
+    if episode.reason:
+        console.print(f"  failed: {episode.reason}", style="red", markup=False)
+    console.print(f"  answer: {episode.answer if episode.answer is not None else 'none'}", markup=False)
+
+
+__all__ = ["TrainedSystem", "predict", "read_inputs", "test", "validate"]

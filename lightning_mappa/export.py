@@ -1,0 +1,62 @@
+"""The weights a run ends with, as folders that others load: the best joint version of every agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from lightning_mappa.errors import DataError
+from lightning_mappa.files import read_json
+from lightning_mappa.models.load import export, load_trained_tensors
+from lightning_mappa.module import AgentModule
+from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.system import LoadedAgent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """One version of the whole system."""
+
+    version: int
+    tensors: Mapping[str, Path]
+    """A file of trained tensors per trained agent."""
+
+
+def joint_selection(folder: RunFolder, agent_ids: Iterable[str]) -> Selection | None:
+    """What CheckpointSelection kept; None when nothing was selected.
+
+    Raises `DataError` when the agents hold different versions: a team is only as evaluated together.
+    """
+    agent_ids = tuple(agent_ids)
+    entries = {
+        agent_id: read_json(path)
+        for agent_id in agent_ids
+        if (path := folder.agent(agent_id) / "selected" / "selected.json").is_file()
+    }
+    if not entries:
+        return None
+    versions = {agent_id: entry["version"] for agent_id, entry in entries.items()}
+    if len(entries) != len(agent_ids) or len(set(versions.values())) > 1:
+        raise DataError(f"the agents hold selected weights of different versions: {versions}")
+    return Selection(
+        version=next(iter(versions.values())),
+        tensors={
+            agent_id: folder.agent(agent_id) / "selected" / entry["tensors"] for agent_id, entry in entries.items()
+        },
+    )
+
+
+def export_agents(
+    folder: RunFolder,
+    agents: Mapping[str, LoadedAgent],
+    modules: Mapping[str, AgentModule],
+    selection: Selection | None,
+) -> None:
+    """Writes export/<agent> for every trained agent: the selected weights, else those of the last step."""
+    for agent_id, module in modules.items():
+        if selection is not None:
+            load_trained_tensors(module.model, load_file(selection.tensors[agent_id]))
+        export(module.model, agents[agent_id].tokenizer, folder.export(agent_id))

@@ -1,0 +1,211 @@
+"""The agents of a config made real: models, tokenizers, engine, tools, and the coordinator that seats them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from lightning.pytorch import seed_everything as pl_seed_everything
+from omegaconf import DictConfig
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from lightning_mappa.build import build
+from lightning_mappa.coaches.base import Coach
+from lightning_mappa.models.load import (
+    add_adapter,
+    context_length,
+    end_of_turn_ids,
+    load_model,
+    load_tokenizer,
+    load_trained_tensors,
+    trained_tensors,
+)
+from lightning_mappa.rollout.coordinator import RolloutCoordinator, SeatContext
+from lightning_mappa.rollout.engine import Engine, SamplingParams
+from lightning_mappa.rollout.transformers_engine import ServedModel, TransformersEngine
+from lightning_mappa.seeds import derive_seed
+from lightning_mappa.tasks.base import TaskSource
+from lightning_mappa.tools.base import Tool
+from lightning_mappa.tools.workspace import Workspaces
+from lightning_mappa.workflows.base import Seat, Workflow
+from lightning_mappa.workflows.conversation import ChatFormat
+from lightning_mappa.workflows.prompts import PromptTemplate
+from lightning_mappa.workflows.seat import AgentSeat, AgentSpec
+
+Model = PreTrainedModel | PeftModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedAgent:
+    """One agent's start: what its Trainer trains, or what is only served when frozen."""
+
+    agent_id: str
+    model: Model
+    tokenizer: PreTrainedTokenizerBase
+    trained: bool
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the agents act in. Building it reads data and probes the sandbox, but loads no model."""
+
+    workflow: Workflow
+    source: TaskSource
+    coach: Coach
+    tools: Mapping[str, Tool]
+
+
+def quiet_libraries() -> None:
+    """One progress display for the run: what Lightning and transformers say per model stays out of it."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def seed_everything(cfg: DictConfig) -> None:
+    """Fixes thread count and global generators; sampling has seeds of its own."""
+    threads = cfg.runtime.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    pl_seed_everything(cfg.seed, verbose=False)
+
+
+def build_environment(cfg: DictConfig) -> Environment:
+    """Raises `ConfigError` for bad data, and where a tool has no isolation to run in."""
+    tools: dict[str, Tool] = {name: build(node, f"tools.{name}") for name, node in cfg.tools.items()}
+    for tool in tools.values():
+        check = getattr(tool, "check", None)
+        if check is not None:
+            check()
+    return Environment(
+        workflow=build(cfg.workflow, "workflow"),
+        source=build(cfg.task, "task"),
+        coach=build(cfg.coach, "coach"),
+        tools=tools,
+    )
+
+
+def load_agents(cfg: DictConfig) -> dict[str, LoadedAgent]:
+    """Every agent's model as it is at policy version 0, the same for the same seed."""
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    agents = {}
+    for agent_id, agent in cfg.agents.items():
+        path = agent.model.path
+        if path not in tokenizers:
+            tokenizers[path] = load_tokenizer(path)
+        model: Model = load_model(path, dtype=agent.model.dtype)
+        length = context_length(model, agent.model.context_length)
+        if agent.model.lora is not None and agent.trained:
+            model = _with_adapter(model, agent.model.lora, seed=derive_seed(cfg.seed, "adapter", agent_id))
+        agents[agent_id] = LoadedAgent(
+            agent_id=agent_id,
+            model=model,
+            tokenizer=tokenizers[path],
+            trained=agent.trained,
+            context_length=length,
+        )
+    return agents
+
+
+def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_version: int = 0) -> Engine:
+    """An engine with its own copy of every agent's weights.
+
+    Agents with an adapter share one base model per `model.path` and are decoded in one batch; frozen agents
+    share a model too; every other agent has its own.
+    """
+    shared: dict[tuple[Any, ...], Model] = {}
+    served = {}
+    for agent_id, agent in agents.items():
+        model_cfg = cfg.agents[agent_id].model
+        key: tuple[Any, ...]
+        adapter = None
+        if isinstance(agent.model, PeftModel):
+            key, adapter = (model_cfg.path, model_cfg.dtype, "adapters"), agent_id
+            base = shared.get(key) or load_model(model_cfg.path, dtype=model_cfg.dtype)
+            shared[key] = _with_adapter(base, model_cfg.lora, seed=0, name=agent_id)
+            load_trained_tensors(shared[key], trained_tensors(agent.model), agent_id)
+        else:
+            key = (model_cfg.path, model_cfg.dtype, agent_id if agent.trained else "frozen")
+            shared.setdefault(key, copy.deepcopy(agent.model))
+        served[agent_id] = (key, adapter)
+    return TransformersEngine(
+        {
+            agent_id: ServedModel(
+                model=shared[key],
+                eos_token_ids=end_of_turn_ids(agents[agent_id].model, agents[agent_id].tokenizer),
+                context_length=agents[agent_id].context_length,
+                adapter=adapter,
+            )
+            for agent_id, (key, adapter) in served.items()
+        },
+        max_batch_size=cfg.engine.max_batch_size,
+        policy_version=policy_version,
+    )
+
+
+def build_coordinator(
+    cfg: DictConfig, environment: Environment, agents: Mapping[str, LoadedAgent], engine: Engine
+) -> RolloutCoordinator:
+    """Raises `ConfigError` for a fault in an agent's prompt template."""
+    specs = {agent_id: agent_spec(cfg, environment, agents[agent_id]) for agent_id in agents}
+
+    def seat_for(agent_id: str, context: SeatContext) -> Seat:
+        plan = context.plan
+        # An evaluation draws the same samples at every version, so that versions are compared in pairs.
+        step = plan.step if plan.split == "train" else 0
+        spec = specs[agent_id]
+        return AgentSeat(
+            spec=replace(spec, sampling=replace(spec.sampling, temperature=plan.temperature)),
+            episode_id=context.episode_id,
+            session=context.session,
+            workspace=context.workspace,
+            seed=lambda agent, turn: derive_seed(
+                cfg.seed, plan.split, step, context.task.id, context.sample, agent, turn
+            ),
+            actions=context.actions,
+        )
+
+    workspaces = Workspaces()
+    return RolloutCoordinator(
+        workflow=environment.workflow,
+        source=environment.source,
+        engine=engine,
+        coach=environment.coach,
+        seat_for=seat_for,
+        workspaces=lambda episode_id: workspaces.open(),
+        max_episodes_in_flight=cfg.datamodule.max_episodes_in_flight,
+        deadline_s=cfg.runtime.deadline_s,
+    )
+
+
+def agent_spec(cfg: DictConfig, environment: Environment, agent: LoadedAgent) -> AgentSpec:
+    """What one agent is in every episode. Raises `ConfigError` for a fault in its prompt template."""
+    node = cfg.agents[agent.agent_id]
+    return AgentSpec(
+        agent_id=agent.agent_id,
+        role=node.role,
+        system=node.system,
+        user=PromptTemplate(node.user, agent_id=agent.agent_id, key="user"),
+        observation=PromptTemplate(cfg.prompts.observation, agent_id=agent.agent_id, key="observation"),
+        chat=ChatFormat(agent.tokenizer),
+        sampling=SamplingParams(max_new_tokens=node.max_new_tokens),
+        context_length=agent.context_length,
+        tools=tuple(environment.tools[name] for name in node.tools),
+        max_turns=node.max_turns,
+    )
+
+
+def _with_adapter(model: Model, lora: DictConfig, *, seed: int, name: str = "default") -> PeftModel:
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    return add_adapter(
+        model, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=targets, seed=seed, name=name
+    )
