@@ -1,0 +1,1 @@
+"""Lightning callbacks: glue at hook times, each removable."""

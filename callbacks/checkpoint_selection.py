@@ -1,0 +1,122 @@
+"""Keeps the weights of the version that did best on the selection split."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from safetensors.torch import save_file
+from typing_extensions import override
+
+from lightning_mappa.datamodules.rollout import rollout_data
+from lightning_mappa.errors import ConfigError, DataError
+from lightning_mappa.files import write_atomically
+from lightning_mappa.models.load import trained_tensors
+from lightning_mappa.module import AgentModule
+
+
+class CheckpointSelection(Callback):
+    """Keeps this agent's trained tensors of the best version so far, the untrained version 0 among them.
+
+    Acts at the start of training and after every validation. The selection is joint because every agent sees
+    the same evaluation of the whole system; ties go to the earlier version. `dirpath` then holds
+    `selected.json` and the file of tensors that it names.
+
+    Args:
+        monitor: a metric of the system's evaluation, as logged (`val/…`).
+        mode: `max` or `min`.
+        dirpath: None is the folder `selected` in the Trainer's own.
+
+    Raises:
+        ConfigError: for another mode, or when the evaluation has no such metric.
+        DataError: when a checkpoint is restored whose selected tensors are gone.
+
+    Example:
+        >>> Trainer(callbacks=[CheckpointSelection(monitor="val/success")])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, monitor: str = "val/success", mode: str = "max", dirpath: str | Path | None = None
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ConfigError(f"CheckpointSelection(mode={mode!r}): allowed are max, min")
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.monitor = monitor
+        self.mode = mode
+        self.selected_version: int | None = None
+        """None before the first evaluation."""
+        self.selected_value: float | None = None
+        self._in_checkpoint = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = Path(trainer.default_root_dir) / "selected"
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        link = rollout_data(trainer).link
+        if link.first_step == 0:
+            metrics = {f"val/{name}": value for name, value in link.evaluation(0).items()}
+            self._consider(pl_module, 0, metrics)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._consider(pl_module, rollout_data(trainer).version, trainer.callback_metrics)
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a later version with `value` replaces one with `best`; never a value that is no number."""
+        if math.isnan(value):
+            return False
+        return best is None or (value > best if self.mode == "max" else value < best)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self._in_checkpoint = True
+        return {"selected_version": self.selected_version, "selected_value": self.selected_value}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.selected_version = state_dict["selected_version"]
+        self.selected_value = state_dict["selected_value"]
+        self._in_checkpoint = True
+        if self.selected_version is not None and not self._tensors(self.selected_version).is_file():
+            raise DataError(f"the selected weights {self._tensors(self.selected_version)} are gone")
+
+    def _consider(self, pl_module: LightningModule, version: int, metrics: Any) -> None:
+        if self.monitor not in metrics:
+            known = ", ".join(sorted(name for name in metrics if name.startswith("val/"))) or "none"
+            raise ConfigError(f"CheckpointSelection(monitor={self.monitor!r}): the evaluation has {known}")
+        value = float(metrics[self.monitor])
+        if self.is_better(value, self.selected_value):
+            self._keep(pl_module, version, value)
+
+    def _keep(self, pl_module: LightningModule, version: int, value: float) -> None:
+        """Tensors first, then the file that names them; old tensors go unless a checkpoint needs them."""
+        assert isinstance(pl_module, AgentModule)
+        path = self._tensors(version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".tmp")
+        save_file(
+            {n: t.detach().cpu().contiguous() for n, t in trained_tensors(pl_module.model).items()}, partial
+        )
+        partial.replace(path)
+        entry = {
+            "agent_id": pl_module.agent_id,
+            "version": version,
+            "monitor": self.monitor,
+            "value": value,
+            "tensors": path.name,
+        }
+        write_atomically(path.with_name("selected.json"), json.dumps(entry, indent=2) + "\n")
+        if self.selected_version is not None and not self._in_checkpoint:
+            self._tensors(self.selected_version).unlink(missing_ok=True)
+        self.selected_version, self.selected_value, self._in_checkpoint = version, value, False
+
+    def _tensors(self, version: int) -> Path:
+        assert self.dirpath is not None
+        return self.dirpath / f"version-{version:06d}.safetensors"

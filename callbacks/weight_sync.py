@@ -1,0 +1,47 @@
+"""Brings new weights to the engine that samples with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+from lightning_mappa.datamodules.rollout import rollout_data
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.models.load import trained_tensors
+from lightning_mappa.module import AgentModule
+from lightning_mappa.types import ExperienceBatch
+
+
+class WeightSync(Callback):
+    """After every rollout step, pushes the agent's trained tensors to the run as the next policy version.
+
+    Also after a step that changed nothing: the version still goes up, and the run waits for it. Nothing is
+    pushed before the first step, whose version the engine already serves.
+
+    Raises:
+        ConfigError: in `setup`, when the datamodule has no line to a run that takes weights.
+
+    Example:
+        >>> Trainer(max_epochs=1, callbacks=[WeightSync()])  # doctest: +SKIP
+    """
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and not hasattr(rollout_data(trainer).link, "push_weights"):
+            given = type(rollout_data(trainer)).__name__
+            raise ConfigError(f"WeightSync needs a run that takes weights; the link of {given} takes none")
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: ExperienceBatch,
+        batch_idx: int,
+    ) -> None:
+        assert isinstance(pl_module, AgentModule)
+        tensors = {name: t.detach().float().clone() for name, t in trained_tensors(pl_module.model).items()}
+        rollout_data(trainer).link.push_weights(batch.step + 1, tensors)

@@ -1,0 +1,157 @@
+"""A one-agent run in this process: the agent samples for itself, a script scores, and credit is the real one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lightning_mappa.algorithm.advantages import (
+    ActionCredit,
+    ActionRow,
+    ActionStats,
+    CreditSettings,
+    credit,
+)
+from lightning_mappa.errors import RunEnded
+from lightning_mappa.models.load import load_trained_tensors
+from lightning_mappa.types import ActionKey, Experience, MaskReason
+
+VOCAB = 24
+LIKED = 5
+PROMPT = (1, 2, 3)
+
+
+def share_of_liked(response_ids: Sequence[int]) -> float:
+    """0…10: how much of a response is the one token that the script likes."""
+    return 10.0 * sum(token == LIKED for token in response_ids) / len(response_ids)
+
+
+class InProcessRun:
+    """An `AgentLink` with its own copy of the policy as engine. Every call is noted in `calls`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        max_steps: int = 3,
+        first_step: int = 0,
+        n_actions: int = 6,
+        n_tokens: int = 5,
+        score: Callable[[Sequence[int]], float | None] = share_of_liked,
+        alter: Callable[[int, list[Experience]], list[Experience]] = lambda step, actions: actions,
+        checkpoints: Mapping[int, Path] | None = None,
+        success: Mapping[int, float] | None = None,
+        last_step: int | None = None,
+    ) -> None:
+        self.agent_id = "solver"
+        self.first_step = first_step
+        self.max_steps = max_steps
+        self.calls: list[tuple[str, int]] = []
+        self.reports: dict[int, dict[str, float]] = {}
+        self.pushed: dict[int, dict[str, Tensor]] = {}
+        self.left: list[BaseException | None] = []
+        self._engine = copy.deepcopy(model).eval()
+        self._n_actions, self._n_tokens = n_actions, n_tokens
+        self._score, self._alter = score, alter
+        self._checkpoints, self._success = checkpoints or {}, success or {}
+        self._last_step = last_step
+        self._rows: list[Experience] = []
+
+    def experience(self, step: int) -> list[Experience]:
+        self.calls.append(("experience", step))
+        if self._last_step is not None and step > self._last_step:
+            raise RunEnded("the run is over")
+        self._rows = self._alter(step, [self._action(step, index) for index in range(self._n_actions)])
+        return self._rows
+
+    def exchange(
+        self, step: int, stats: Mapping[ActionKey, ActionStats], kl_coef: float
+    ) -> Mapping[ActionKey, ActionCredit]:
+        self.calls.append(("exchange", step))
+        rows = []
+        for e in self._rows:
+            masked = e.masked or (MaskReason.INVALID if e.key not in stats else None)
+            known = e.score is not None and masked is None
+            rows.append(
+                ActionRow(
+                    key=e.key,
+                    agent_id=e.agent_id,
+                    turn=e.turn,
+                    score=e.score,
+                    reward=e.score / 10.0 if known and e.score is not None else None,
+                    masked=masked,
+                    frozen=False,
+                    kl_coef=kl_coef,
+                    stats=stats.get(e.key, ActionStats(n_tokens=len(e.response_ids))),
+                )
+            )
+        return credit(rows, CreditSettings())
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.calls.append(("report", step))
+        self.reports[step] = dict(metrics)
+
+    def push_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.calls.append(("push_weights", version))
+        self.pushed[version] = dict(tensors)
+        load_trained_tensors(self._engine, tensors)  # type: ignore[arg-type]
+
+    def evaluation(self, version: int) -> Mapping[str, float]:
+        self.calls.append(("evaluation", version))
+        return {"success": self._success.get(version, 0.5)}
+
+    def checkpoint_path(self, version: int) -> Path | None:
+        self.calls.append(("checkpoint_path", version))
+        return self._checkpoints.get(version)
+
+    def checkpoint_saved(self, version: int) -> None:
+        self.calls.append(("checkpoint_saved", version))
+
+    def leave(self, error: BaseException | None = None) -> None:
+        self.left.append(error)
+
+    @torch.no_grad()
+    def _action(self, step: int, index: int) -> Experience:
+        generator = torch.Generator().manual_seed(1000 * step + index)
+        ids, log_probs = list(PROMPT), []
+        for _ in range(self._n_tokens):
+            logits_V = self._engine(input_ids=torch.tensor([ids])).logits[0, -1].float()
+            log_probs_V = logits_V.log_softmax(-1)
+            token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
+            ids.append(token)
+            log_probs.append(float(log_probs_V[token]))
+        response = tuple(ids[len(PROMPT) :])
+        return Experience(
+            key=(f"episode-{step}-{index}", 0),
+            agent_id=self.agent_id,
+            turn=0,
+            prompt_ids=PROMPT,
+            response_ids=response,
+            rollout_log_probs=tuple(log_probs),
+            score=self._score(response),
+            policy_version=step,
+        )
+
+
+def make_trainer(root: Path, **options: object) -> Trainer:
+    """A quiet CPU Trainer for one run; `options` override."""
+    defaults: dict[str, object] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "use_distributed_sampler": False,
+        "default_root_dir": root,
+    }
+    return Trainer(**{**defaults, **options})  # type: ignore[arg-type]
