@@ -1,0 +1,127 @@
+"""The Python tool: runs the fenced python of an agent's text in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.tools.bubblewrap import find_bubblewrap
+from lightning_mappa.tools.code_blocks import code_blocks
+from lightning_mappa.tools.outcome import as_result
+from lightning_mappa.tools.process import run_program
+from lightning_mappa.tools.sandbox import Limits, PlainProcess, Sandbox
+from lightning_mappa.types import ToolCall, ToolResult, ToolStatus
+
+_ATTEMPTS = 2
+"""A sandbox that failed to come up is tried once more."""
+
+
+class PythonTool:
+    """Implements `tools.base.Tool`. Limits are those of `sandbox.Limits`; one instance serves all episodes.
+
+    Args:
+        isolation: `bubblewrap` refuses to work where programs cannot be isolated; `none` runs them as this user
+            with all its rights but an empty environment.
+        output_chars: Of each stream shown to agents and coach, half from its head and half from its tail.
+        max_concurrency: Programs at a time, the others wait in order; None takes the cores this process may use.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "python",
+        isolation: str = "bubblewrap",
+        wall_s: float = 10.0,
+        cpu_s: int = 10,
+        memory_mb: int = 1024,
+        processes: int = 64,
+        open_files: int = 256,
+        output_bytes: int = 1 << 20,
+        output_chars: int = 4000,
+        workspace_mb: int = 256,
+        workspace_files: int = 10_000,
+        tmp_mb: int = 64,
+        max_concurrency: int | None = None,
+    ) -> None:
+        if isolation not in ("bubblewrap", "none"):
+            raise ConfigError(f"tools.python.isolation={isolation}: must be bubblewrap or none.")
+        if output_chars < 2:
+            raise ConfigError(f"tools.python.output_chars={output_chars}: must be at least 2.")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ConfigError(f"tools.python.max_concurrency={max_concurrency}: must be at least 1, or null.")
+        self.name = name
+        self.limits = Limits(
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            memory_mb=memory_mb,
+            processes=processes,
+            open_files=open_files,
+            output_bytes=output_bytes,
+            workspace_mb=workspace_mb,
+            workspace_files=workspace_files,
+            tmp_mb=tmp_mb,
+        )
+        self.isolation = isolation
+        self.output_chars = output_chars
+        self.max_concurrency = max_concurrency or len(os.sched_getaffinity(0))
+
+    def check(self) -> str:
+        """Finds the isolation that holds on this machine, once, by a probe (under a second), and returns its name.
+
+        Raises:
+            ConfigError: there is none; names the fix.
+        """
+        return self._sandbox.tier
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return [ToolCall(name=self.name, arguments={"code": code}) for code in code_blocks(text)]
+
+    async def run(self, call: ToolCall, workspace: Path) -> ToolResult:
+        """Runs `call.arguments["code"]` with `workspace` as its working folder, in a thread of the tool's own.
+
+        Cancelling kills the program and waits until it is dead.
+
+        Raises:
+            ConfigError: no isolation is available.
+        """
+        cancelled = threading.Event()
+        running = asyncio.wrap_future(
+            self._threads.submit(self._run, str(call.arguments["code"]), Path(workspace), cancelled)
+        )
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            cancelled.set()
+            if not running.cancel():
+                await asyncio.wait([running])
+            raise
+
+    def close(self) -> None:
+        """Waits for programs in flight and ends the tool's threads. A later `run` starts new ones."""
+        if (threads := self.__dict__.pop("_threads", None)) is not None:
+            threads.shutdown()
+
+    def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
+        program = code.encode("utf-8", errors="replace")
+        for _ in range(_ATTEMPTS):
+            outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
+            result = as_result(outcome, self.limits, self.output_chars)
+            if result.status is not ToolStatus.SANDBOX_ERROR or cancelled.is_set():
+                break
+        return result
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return PlainProcess() if self.isolation == "none" else find_bubblewrap(self.limits)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.max_concurrency, thread_name_prefix=f"tool-{self.name}")

@@ -1,0 +1,116 @@
+"""The one folder that an episode's programs may write to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_MAX_DEPTH = 64
+"""Of folders that are counted; each level holds a descriptor."""
+
+
+class Workspaces:
+    """Makes a private folder per episode. What one agent leaves there, the next one finds.
+
+    They lie under the system's temporary folder by default and not in the run folder, whose path would lead a
+    program to answers and weights.
+    """
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self._root = None if root is None else Path(root)
+
+    @contextmanager
+    def open(self) -> Iterator[Path]:
+        """A new empty folder, mode 0700 under an unguessable name, removed with all it holds on leaving."""
+        path = Path(tempfile.mkdtemp(prefix="mappa-workspace-", dir=self._root))
+        try:
+            yield path
+        finally:
+            try:
+                remove_tree(path)
+            except OSError as error:
+                logger.warning("Workspace %s could not be removed: %s", path, error)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder whose programs are dead, however they left it: without permissions, or nested deeper than
+    a path or the stack can be. Links are removed, never followed.
+
+    Raises:
+        OSError: something in it belongs to another user.
+    """
+    root = os.open(path, _FOLDER)
+    try:
+        os.fchmod(root, 0o700)
+        # Each pass lifts the third level to the second, so that two descriptors do for any depth.
+        while names := os.listdir(root):
+            for name in names:
+                if _is_folder(name, root):
+                    _lift_children(name, root)
+                else:
+                    os.unlink(name, dir_fd=root)
+    finally:
+        os.close(root)
+    os.rmdir(path)
+
+
+def _lift_children(name: str, root: int) -> None:
+    """Removes the folder `name`; its subfolders become entries of `root`."""
+    os.chmod(name, 0o700, dir_fd=root)
+    folder = os.open(name, _FOLDER, dir_fd=root)
+    try:
+        for child in os.listdir(folder):
+            if _is_folder(child, folder):
+                os.chmod(child, 0o700, dir_fd=folder)  # a folder without write permission cannot be moved
+                os.rename(child, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=root)
+            else:
+                os.unlink(child, dir_fd=folder)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=root)
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+
+
+def exceeds(path: Path, *, max_bytes: int, max_files: int) -> bool:
+    """Whether the tree takes up more bytes of disk or more entries than that, or is nested too deep to count.
+
+    Programs may be at work in it; stops counting at the limit; folders it may not read count as empty.
+    """
+    used_bytes = used_files = 0
+    stack = [os.open(path, _FOLDER)]
+    iterators = [os.scandir(stack[0])]
+    try:
+        while iterators:
+            entry = next(iterators[-1], None)
+            if entry is None:
+                iterators.pop().close()
+                os.close(stack.pop())
+                continue
+            try:
+                used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(os.open(entry.name, _FOLDER, dir_fd=stack[-1]))
+                    iterators.append(os.scandir(stack[-1]))
+            except (FileNotFoundError, PermissionError, NotADirectoryError):
+                pass
+            used_files += 1
+            if used_bytes > max_bytes or used_files > max_files or len(stack) > _MAX_DEPTH:
+                return True
+        return False
+    finally:
+        for iterator in iterators:
+            iterator.close()
+        for descriptor in stack:
+            os.close(descriptor)
