@@ -12,15 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from lightning_mappa.tasks.arithmetic import BANDS, Problem, word_problem
 from lightning_mappa.tasks.expressions import evaluate
+from lightning_mappa.tools.code_blocks import code_blocks
 from lightning_mappa.types import Task, ToolResult, ToolStatus
 from lightning_mappa.workflows.base import Message
+from lightning_mappa.workflows.prompts import PromptTemplate, observation, user_prompt
 
 Chat = list[dict[str, str]]
 """Messages with `role` and `content`, as chat templates take them."""
@@ -33,19 +34,19 @@ _OPPOSITE = {"+": "-", "-": "+", "*": "+", "//": "*"}
 class FaultRates:
     """Share of actions with each fault; at most one fault per action."""
 
-    solver_operator: float = 0.24
+    solver_operator: float = 0.28
     """The last operator is the wrong one."""
-    solver_number: float = 0.16
+    solver_number: float = 0.18
     """The last number ends with the wrong digit."""
-    code_operator: float = 0.12
-    code_bare: float = 0.1
+    code_operator: float = 0.16
+    code_bare: float = 0.12
     """No print: the program says nothing."""
-    code_syntax: float = 0.06
+    code_syntax: float = 0.08
     """The last parenthesis is missing."""
-    report_digit: float = 0.25
+    report_digit: float = 0.3
     """Reports the output with a wrong last digit."""
-    verifier_unboxed: float = 0.17
-    verifier_digit: float = 0.18
+    verifier_unboxed: float = 0.2
+    verifier_digit: float = 0.22
 
 
 NO_FAULTS = FaultRates(
@@ -61,34 +62,33 @@ NO_FAULTS = FaultRates(
 
 
 class BriefPrompts:
-    """The templates of `conf/prompts/brief.yaml`."""
+    """The templates of `conf/prompts/brief.yaml`, rendered as the workflows render them."""
 
     def __init__(self) -> None:
         source = files("lightning_mappa.conf") / "prompts" / "brief.yaml"
-        config = OmegaConf.to_container(OmegaConf.create(source.read_text(encoding="utf-8")))
-        assert isinstance(config, dict)
-        environment = Environment(undefined=StrictUndefined)
-        self._chat = {
-            role: {part: environment.from_string(config[role][part]) for part in ("system", "user")}
-            for role in ROLES
+        config = OmegaConf.create(source.read_text(encoding="utf-8"))
+        assert isinstance(config, DictConfig)
+        self._system = {role: config[role].system for role in ROLES}
+        self._user = {
+            role: PromptTemplate(config[role].user, agent_id=role, key=f"prompts.{role}.user") for role in ROLES
         }
-        self._observation = environment.from_string(config["observation"])
-        self.max_new_tokens: Mapping[str, int] = config["max_new_tokens"]
+        self._observation = PromptTemplate(config.observation, agent_id="executor", key="prompts.observation")
+        self.max_new_tokens: Mapping[str, int] = config.max_new_tokens
 
     def opening(self, role: str, problem: str, seen: Sequence[Message] = ()) -> Chat:
         """What an agent reads before its first turn."""
-        variables: dict[str, Any] = {"task": Task(id="", kind="", prompt=problem), "seen": seen}
-        parts = {part: template.render(variables) for part, template in self._chat[role].items()}
-        return [{"role": part, "content": text} for part, text in parts.items() if text]
+        asked = user_prompt(self._user[role], Task(id="", kind="", prompt=problem), seen, {})
+        system = [{"role": "system", "content": self._system[role]}] if self._system[role] else []
+        return [*system, {"role": "user", "content": asked}]
 
     def observation(self, result: ToolResult) -> dict[str, str]:
-        return {"role": "tool", "content": self._observation.render(result=result)}
+        """What an agent reads after its code has run."""
+        return {"role": "tool", "content": observation([result], self._observation, limit=4000)}
 
 
 def run_code(text: str) -> ToolResult:
     """What Python would say to a fenced program that prints or just states one integer expression."""
-    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    source = block.group(1).strip() if block else ""
+    source = "\n".join(code_blocks(text)).strip()
     printed = re.fullmatch(r"print\((.*)\)", source)
     try:
         value = evaluate(printed.group(1) if printed else source)
@@ -104,14 +104,14 @@ def demonstrate(problem: Problem, rates: FaultRates, rng: random.Random, prompts
 
     handed = Message(agent_id="solver", role="Problem Solver", text=expression)
     code = _code(expression, rates, rng)
-    observation = prompts.observation(run_code(code))
-    report = observation["content"]
+    observed = prompts.observation(run_code(code))
+    report = observed["content"]
     if rng.random() < rates.report_digit:
         report = wrong_digit(report)
     executor = [
         *prompts.opening("executor", problem.text, [handed]),
         _says(code),
-        observation,
+        observed,
         _says(report),
     ]
 
@@ -119,6 +119,15 @@ def demonstrate(problem: Problem, rates: FaultRates, rng: random.Random, prompts
     verifier = [*prompts.opening("verifier", problem.text, [handed]), _says(_verify(report, rates, rng))]
     single = [*prompts.opening("single", problem.text), _says(rf"\boxed{{{problem.value}}}")]
     return [solver, executor, verifier, single]
+
+
+def chat_ids(
+    chats: Sequence[Chat], tokenizer: PreTrainedTokenizerFast, *, generation_prompt: bool = False
+) -> list[list[int]]:
+    """Token ids of whole chats, as the tokenizer's template writes them."""
+    encoded = tokenizer.apply_chat_template(list(chats), add_generation_prompt=generation_prompt)
+    assert isinstance(encoded, BatchEncoding)
+    return list(encoded["input_ids"])
 
 
 def training_problem(rng: random.Random) -> Problem:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lightning_mappa.models.tiny_demos import BriefPrompts, Chat, run_code
+from lightning_mappa.models.tiny_demos import BriefPrompts, Chat, chat_ids, run_code
 from lightning_mappa.tasks.expressions import evaluate
 from lightning_mappa.types import Task
 from lightning_mappa.workflows.base import Message
 
 
 def measure(
-    model: PreTrainedModel,
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     tasks: Sequence[Task],
     temperature: float,
@@ -62,26 +64,29 @@ def measure(
 
 @torch.inference_mode()
 def reply(
-    model: PreTrainedModel,
+    model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     chats: Sequence[Chat],
     max_new_tokens: int,
     temperature: float,
 ) -> list[str]:
     """One assistant turn for each chat; temperature 0 is greedy."""
-    prompts = tokenizer.apply_chat_template(list(chats), add_generation_prompt=True)["input_ids"]
+    prompts = chat_ids(chats, tokenizer, generation_prompt=True)
     length = max(map(len, prompts))
     padding = [length - len(ids) for ids in prompts]
-    ids_BT = torch.tensor(
-        [[tokenizer.pad_token_id] * n + ids for n, ids in zip(padding, prompts, strict=True)]
-    )
+    pad = tokenizer.pad_token_id
+    ids_BT = torch.tensor([[pad] * n + ids for n, ids in zip(padding, prompts, strict=True)])
     mask_BT = torch.arange(length)[None] >= torch.tensor(padding)[:, None]
-    sampling = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0,
+        pad_token_id=pad,
+        eos_token_id=tokenizer.eos_token_id,
     )
-    out_BT = model.generate(
-        input_ids=ids_BT, attention_mask=mask_BT.long(), max_new_tokens=max_new_tokens, **sampling
-    )
+    generate: Callable[..., Tensor] = cast(Any, model).generate  # its annotation refuses every model class
+    out_BT = generate(inputs=ids_BT, attention_mask=mask_BT.long(), generation_config=config)
     return tokenizer.batch_decode(out_BT[:, length:], skip_special_tokens=True)
 
 
