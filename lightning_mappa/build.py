@@ -25,12 +25,9 @@ def build(node: DictConfig | Mapping[str, Any], key: str, /, **supplied: Any) ->
     Raises `ConfigError` for a target that cannot be imported, a key it does not take, an argument it lacks
     and a value it refuses. Errors of this package pass through as they are.
     """
-    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
-    assert isinstance(plain, dict)
+    plain: Any = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     target = check_target(plain, key, supplied=supplied)
-    arguments = {
-        name: _value(value, f"{key}.{name}") for name, value in plain.items() if name not in DIRECTIVES
-    }
+    arguments = {name: _value(value, f"{key}.{name}") for name, value in plain.items() if name not in DIRECTIVES}
     call = functools.partial(target, **arguments, **supplied)
     if plain.get("_partial_"):
         return call
@@ -42,9 +39,7 @@ def build(node: DictConfig | Mapping[str, Any], key: str, /, **supplied: Any) ->
         raise ConfigError(f"{key}: {' '.join(str(error).split())}") from error
 
 
-def check_target(
-    node: Mapping[Any, Any], key: str, *, supplied: Collection[str] | None = None
-) -> Callable[..., Any]:
+def check_target(node: Mapping[Any, Any], key: str, *, supplied: Collection[str] | None = None) -> Callable[..., Any]:
     """The callable that `_target_` names, after a look at the node's keys against its signature.
 
     With `supplied`, the names of the run's own arguments, a missing argument is refused as well.
@@ -61,9 +56,7 @@ def check_target(
                 close = difflib.get_close_matches(name, named, n=1)
                 hint = f"did you mean {close[0]}? " if close else ""
                 allowed = ", ".join(named) or "none"
-                raise ConfigError(
-                    f"{key}.{name} is no parameter of {node['_target_']}; {hint}allowed: {allowed}"
-                )
+                raise ConfigError(f"{key}.{name} is no parameter of {node['_target_']}; {hint}allowed: {allowed}")
     if supplied is not None:
         for name in given:
             if name in supplied:
@@ -94,9 +87,7 @@ def locate(path: str, key: str) -> Callable[..., Any]:
                 raise ConfigError(f"{key}._target_ is {path}, but {module_name} has no {name}")
             found = getattr(found, name)
         if not callable(found):
-            raise ConfigError(
-                f"{key}._target_ is {path}, which is a {type(found).__name__} and cannot be called"
-            )
+            raise ConfigError(f"{key}._target_ is {path}, which is a {type(found).__name__} and cannot be called")
         return found
     raise ConfigError(
         f"{key}._target_ is {path}, but there is no module {parts[0]}; the current folder was searched too"

@@ -142,9 +142,7 @@ def _check_bounds(cfg: DictConfig) -> None:
         _bound(key, OmegaConf.select(cfg, key), above=bound)
 
 
-def _bound(
-    key: str, value: float | None, *, at_least: float | None = None, above: float | None = None
-) -> None:
+def _bound(key: str, value: float | None, *, at_least: float | None = None, above: float | None = None) -> None:
     """None passes: a field that may be None is then switched off."""
     if value is None:
         return
@@ -185,9 +183,7 @@ def _check_algorithm(cfg: DictConfig) -> None:
 
 def _check_agents(cfg: DictConfig) -> None:
     if not any(agent.trained for agent in cfg.agents.values()):
-        raise ConfigError(
-            f"no agent is trained: set agents.<name>.trained=true for one of {', '.join(cfg.agents)}"
-        )
+        raise ConfigError(f"no agent is trained: set agents.<name>.trained=true for one of {', '.join(cfg.agents)}")
     bases: dict[str, tuple[str, DictConfig]] = {}
     for agent_id, agent in cfg.agents.items():
         key = f"agents.{agent_id}"
@@ -210,9 +206,7 @@ def _check_agents(cfg: DictConfig) -> None:
     named = cfg.workflow.get("order") or []
     for agent_id in named:
         if agent_id not in cfg.agents:
-            raise ConfigError(
-                f"workflow.order names {agent_id!r}, no key of agents; allowed: {', '.join(cfg.agents)}"
-            )
+            raise ConfigError(f"workflow.order names {agent_id!r}, no key of agents; allowed: {', '.join(cfg.agents)}")
 
 
 def _check_model(key: str, model: DictConfig) -> None:
@@ -227,9 +221,7 @@ def _check_model(key: str, model: DictConfig) -> None:
         raise ConfigError(f"{key}.lora.dropout is {lora.dropout}; allowed: from 0 to below 1")
     modules = lora.target_modules
     if modules != "all-linear" and (isinstance(modules, str) or not modules):
-        raise ConfigError(
-            f"{key}.lora.target_modules is {modules!r}; allowed: all-linear or a list of modules"
-        )
+        raise ConfigError(f"{key}.lora.target_modules is {modules!r}; allowed: all-linear or a list of modules")
 
 
 def _check_targets(cfg: DictConfig) -> None:

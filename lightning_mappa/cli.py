@@ -39,8 +39,8 @@ usage: mappa fit [overrides]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-FIXED = ("agents", "model", "prompts", "workflow", "experiment", "sweep")
-"""What a run has once for all; `mappa test RUN` and `resume=RUN` cannot change it."""
+FIXED = ("seed", "agents", "model", "prompts", "workflow", "strategy", "optimizer", "experiment", "sweep")
+"""What a run has once for all: `mappa test RUN` and `resume=RUN` cannot change it."""
 
 OPTIONS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
@@ -102,14 +102,15 @@ def job(command: str, in_full: bool) -> Callable[[DictConfig], float | None]:
 
 def prepare(command: str, cfg: DictConfig) -> DictConfig:
     """The config that `command` runs with: structured, complete, checked, with its run folder named."""
-    for key in COMMANDS[command][1]:
+    places = COMMANDS[command][1]
+    for key in places:
         if OmegaConf.is_missing(cfg, key):
-            raise ConfigError(
-                f"{key} has no value: usage is mappa {command} {' '.join(COMMANDS[command][1]).upper()}"
-            )
+            raise ConfigError(f"{key} is not given; allowed: mappa {command} {' '.join(places).upper()}")
     job_config = HydraConfig.get()
     if cfg.get("run") is not None or cfg.get("resume") is not None:
-        cfg = of_run(cfg, job_config.overrides.task)
+        # Unresolved, because reading an item would take the escape from an escaped `${`.
+        overrides: Any = OmegaConf.to_container(job_config.overrides.task, resolve=False)
+        cfg = of_run(cfg, overrides)
     elif command == "fit":
         sweep = job_config.mode is RunMode.MULTIRUN
         cfg.output_dir = run_folder_name(
@@ -134,18 +135,19 @@ def of_run(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     assert isinstance(saved, DictConfig)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
-        if override.is_delete() or override.package is not None or key in FIXED or "/" in key:
-            raise ConfigError(
-                f"{override.input_line} cannot be changed: the system is the one of {source}={cfg[source]}"
-            )
-        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), merge=False, force_add=True)
+        if override.is_delete() or override.package is not None or key.partition(".")[0] in FIXED:
+            raise ConfigError(f"{override.input_line} cannot be changed: it belongs to {source}={cfg[source]}")
+        # A group's option is a whole node of the composed config, anything else is the value as it was written.
+        value, node = override.value(), OmegaConf.select(cfg, key)
+        option = isinstance(node, DictConfig) and not isinstance(value, Mapping)
+        OmegaConf.update(saved, key, node if option else value, merge=not option, force_add=True)
     return saved
 
 
 def name_positionals(command: str, arguments: Sequence[str]) -> list[str]:
     """`RUN` and `QUESTION` as the overrides `run=…` and `inputs=…`; everything else as it is."""
     _, keys = COMMANDS[command]
-    given = [argument.partition("=")[0] for argument in arguments]
+    given = [argument.partition("=")[0] for argument in arguments if "=" in argument]
     free = [key for key in keys if key not in given]
     named = []
     after_option = False
@@ -155,9 +157,7 @@ def name_positionals(command: str, arguments: Sequence[str]) -> list[str]:
         elif free:
             named.append(f"{free.pop(0)}={quote(argument)}")
         else:
-            raise ConfigError(
-                f"{argument!r} is no override (key=value) and mappa {command} takes no more arguments"
-            )
+            raise ConfigError(f"{argument!r} is no override (key=value) and mappa {command} takes no more arguments")
         after_option = argument in OPTIONS_WITH_VALUE
     return named
 
@@ -167,7 +167,7 @@ def quote(text: str) -> str:
     # Backslashes are literal there, except in front of a quote, at the end, and before `${`.
     escaped = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", text)
     escaped = re.sub(r"(\\*)'", lambda found: 2 * found[1] + r"\'", escaped)
-    escaped = re.sub(r"(\\+)$", lambda found: 2 * found[1], escaped)
+    escaped = re.sub(r"(\\+)\Z", lambda found: 2 * found[1], escaped)
     return f"'{escaped}'"
 
 
@@ -187,7 +187,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> Exception:
     sentence: Exception
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        sentence = _no_option(*error.missing_cfg_file.rsplit("/", 1), error.options)
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        sentence = _no_option(group, name, error.options)
     elif isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
         given = [value for key, _, value in (a.partition("=") for a in arguments) if key == cause.full_key]
         sentence = unknown_key(cause.full_key.split("."), *given[:1])

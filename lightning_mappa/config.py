@@ -189,13 +189,11 @@ def unknown_key(path: Sequence[str], given: Any = None) -> ConfigError:
     allowed = allowed_keys(parents)
     shown = "" if given is None else f" (given: {given!r})"
     if allowed is None:
-        return ConfigError(f"{'.'.join(path)} is not a key of this config{shown}")
+        return ConfigError(f"{'.'.join(path)} is not a key of this config{shown}; a + in front adds it")
     close = difflib.get_close_matches(str(key), allowed, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     below = ".".join(parents) or "the top level"
-    return ConfigError(
-        f"{'.'.join(path)} is no known key{shown}; {hint}allowed at {below}: {', '.join(allowed)}"
-    )
+    return ConfigError(f"{'.'.join(path)} is no known key{shown}; {hint}allowed at {below}: {', '.join(allowed)}")
 
 
 def structured(cfg: DictConfig) -> DictConfig:
@@ -208,10 +206,13 @@ def structured(cfg: DictConfig) -> DictConfig:
     assert isinstance(plain, dict)
     _refuse_unknown_keys(plain, ())
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(FitConfig), OmegaConf.create(plain))
+        given = OmegaConf.create(plain)
+        merged = OmegaConf.merge(OmegaConf.structured(FitConfig), given)
         assert isinstance(merged, DictConfig)
-        # Interpolated nodes repeat what is missing in the node they point to: name that one.
-        missing = sorted(OmegaConf.missing_keys(merged), key=lambda key: (key.count("."), key))
+        # `???` in the config does not erase a default of the schema. And an interpolated node repeats what is
+        # missing in the node it points to: name the shallower one.
+        lacking = OmegaConf.missing_keys(given) | OmegaConf.missing_keys(merged)
+        missing = sorted(lacking, key=lambda key: (key.count("."), key))
         if missing:
             raise ConfigError(f"{missing[0]} has no value: give {missing[0]}=…")
         OmegaConf.to_container(merged, resolve=True)
