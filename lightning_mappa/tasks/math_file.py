@@ -23,9 +23,7 @@ class MathFile:
     first two splits; the rest is the report split. Raises `ConfigError` that names the row.
     """
 
-    def __init__(
-        self, path: str, seed: int = 0, train_fraction: float = 0.5, selection_fraction: float = 0.25
-    ) -> None:
+    def __init__(self, path: str, seed: int = 0, train_fraction: float = 0.5, selection_fraction: float = 0.25) -> None:
         tasks = _read_tasks(Path(path).expanduser())
         tasks.sort(key=lambda task: derive_seed("math_file", seed, _normalised(task.prompt)))
         train_end = round(train_fraction * len(tasks))
@@ -97,9 +95,7 @@ def _json(text: str, where: str) -> Any:
 def _task(row: Any, where: str, default_id: str) -> Task:
     missing = [key for key in ("prompt", "answer") if not isinstance(row, dict) or key not in row]
     if missing:
-        raise ConfigError(
-            f"{where}: no {' and no '.join(missing)}; a row is an object with prompt and answer"
-        )
+        raise ConfigError(f"{where}: no {' and no '.join(missing)}; a row is an object with prompt and answer")
     prompt, identity = row["prompt"], row.get("id")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(f"{where}: prompt={prompt!r} is not a text")

@@ -22,8 +22,11 @@ class Message:
 class Seat(Protocol):
     """One agent in one episode: its conversation, tools and turns."""
 
-    agent_id: str
-    role: str
+    @property
+    def agent_id(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
 
     async def act(self, task: Task, seen: Sequence[Message], **extra: Any) -> Message:
         """Takes the agent's turns (generate, run tools, show it the results, …) and returns what it hands on.

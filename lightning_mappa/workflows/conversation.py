@@ -19,6 +19,7 @@ from lightning_mappa.workflows.prompts import THINK
 
 ChatMessage = dict[str, str]
 _PROBE = "bb21f3c0"
+_BRACKETED = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
 class ChatFormat:
@@ -70,9 +71,7 @@ class ChatFormat:
 
     def decode(self, response_ids: Sequence[int]) -> str:
         """The text of a response, special tokens left out and otherwise unchanged."""
-        text = self._tokenizer.decode(
-            list(response_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text = self._tokenizer.decode(list(response_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
@@ -96,9 +95,7 @@ class ChatFormat:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _suffix(
-        self, opening: Sequence[ChatMessage], message: ChatMessage, generation_prompt: bool = True
-    ) -> str:
+    def _suffix(self, opening: Sequence[ChatMessage], message: ChatMessage, generation_prompt: bool = True) -> str:
         """What the template writes after an assistant's content, found behind a mark put in its place."""
         mark = hashlib.sha256(message["content"].encode()).hexdigest()  # cannot occur in the content itself
         rendered = self._render([*opening, _message("assistant", mark), message], generation_prompt)
@@ -159,12 +156,10 @@ def _message(role: str, content: str) -> ChatMessage:
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Special tokens, and added ones that the chat template writes (thinking, tool calls); longest first.
+    """Special tokens, and added ones in brackets (thinking, tool calls), longest first.
 
     Other added tokens are ordinary text in one piece, such as runs of spaces.
     """
-    template = str(tokenizer.get_chat_template())
     added = tokenizer.added_tokens_decoder.values()
-    written = {str(token) for token in added if str(token).strip() and str(token) in template}
-    tokens = written | {str(token) for token in added if token.special}
+    tokens = {str(token) for token in added if token.special or _BRACKETED.fullmatch(str(token))}
     return sorted(tokens | set(tokenizer.all_special_tokens), key=lambda token: (-len(token), token))

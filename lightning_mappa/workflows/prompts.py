@@ -36,9 +36,7 @@ class PromptTemplate:
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except TemplateSyntaxError as error:
-            raise ConfigError(
-                f"{self._where}, line {error.lineno} of the template: {error.message}"
-            ) from error
+            raise ConfigError(f"{self._where}, line {error.lineno} of the template: {error.message}") from error
 
     def render(self, **variables: Any) -> str:
         try:
@@ -48,9 +46,7 @@ class PromptTemplate:
             raise ConfigError(f"{self._where}: {error}; allowed variables are {allowed}") from error
 
 
-def user_prompt(
-    template: PromptTemplate, task: Task, seen: Sequence[Message], extra: Mapping[str, Any]
-) -> str:
+def user_prompt(template: PromptTemplate, task: Task, seen: Sequence[Message], extra: Mapping[str, Any]) -> str:
     """An agent's `user` template over `task` (prompt and metadata only), `seen` and `extra`."""
     view = TaskView(prompt=task.prompt, metadata=task.metadata)
     return template.render(**{**extra, "task": view, "seen": list(seen)})
@@ -61,10 +57,7 @@ def observation(results: Sequence[ToolResult], template: PromptTemplate, limit: 
 
     stdout and stderr are cut to `limit` characters each.
     """
-    shown = [
-        replace(r, stdout=head_and_tail(r.stdout, limit), stderr=head_and_tail(r.stderr, limit))
-        for r in results
-    ]
+    shown = [replace(r, stdout=head_and_tail(r.stdout, limit), stderr=head_and_tail(r.stderr, limit)) for r in results]
     return template.render(results=shown, result=shown[-1])
 
 

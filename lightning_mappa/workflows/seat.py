@@ -97,9 +97,7 @@ class AgentSeat:
         if len(prompt_ids) + spec.sampling.max_new_tokens > spec.context_length:
             return self._record(asked, status=ActionStatus.PROMPT_TOO_LONG)
         seed = self.seed(spec.agent_id, self._turn)
-        request = GenerationRequest(
-            agent_id=spec.agent_id, prompt_ids=prompt_ids, sampling=spec.sampling, seed=seed
-        )
+        request = GenerationRequest(agent_id=spec.agent_id, prompt_ids=prompt_ids, sampling=spec.sampling, seed=seed)
         generation = await self.session.generate(request)
         text = spec.chat.decode(generation.response_ids)
         written = self._from_opening_tag(text)
