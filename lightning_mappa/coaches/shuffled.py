@@ -1,0 +1,40 @@
+"""A control: the right scores on the wrong actions."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+
+from lightning_mappa.coaches.base import Coach
+from lightning_mappa.types import Episode, Verdict
+
+
+class ShuffledCoach:
+    """Gives an action the score that `coach` gave to a random earlier action of the same agent.
+
+    Scores keep their distribution per agent and lose what they say of the action. A system that still
+    improves under it does not learn from the verdicts. Missing verdicts stay where they are.
+
+    Args:
+        memory: scores remembered per agent, the action's own among them.
+    """
+
+    name = "shuffled"
+
+    def __init__(self, coach: Coach, seed: int = 0, memory: int = 256) -> None:
+        self._coach = coach
+        self._random = random.Random(seed)
+        self._scores: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=memory))
+
+    async def score(self, episode: Episode, index: int) -> Verdict:
+        verdict = await self._coach.score(episode, index)
+        if verdict.score is None:
+            return verdict
+        scores = self._scores[episode.actions[index].agent_id]
+        scores.append(verdict.score)
+        return Verdict(
+            score=self._random.choice(scores),
+            reason=f"drawn from the scores of other actions; its own: {verdict.score:g}",
+            coach=self.name,
+            raw_score=verdict.score,
+        )
