@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib.resources
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -106,11 +107,12 @@ def trained_tensors(model: PreTrainedModel | PeftModel, adapter: str | None = No
     All parameters of a plain model, tied ones once; only the adapter's tensors of a PeftModel, under names
     without the adapter's own, so that they fit an adapter of any name. `adapter` is the active one unless given.
     """
-    if isinstance(model, PeftModel):
-        return get_peft_model_state_dict(
-            model, adapter_name=adapter or model.active_adapter, save_embedding_layers=False
-        )
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if not isinstance(model, PeftModel):
+        return tensors
+    # PEFT's own get_peft_model_state_dict mixes adapters up when one is called, say, `weight` or `q_proj`.
+    own = re.compile(rf"(\.lora_\w+)\.{re.escape(adapter or model.active_adapter)}(?=\.|$)")
+    return {own.sub(r"\1", name): tensor for name, tensor in tensors.items() if own.search(name)}
 
 
 def load_trained_tensors(

@@ -109,6 +109,15 @@ def test_adapters_are_seeded_and_keep_apart():
     assert torch.equal(logits(first), logits(other))
 
 
+def test_adapters_may_have_any_name():
+    model, names = tiny_llama(VOCABULARY, 0), ("solver", "solver_2", "weight", "q_proj", "model")
+    for seed, name in enumerate(names):
+        model = load.add_adapter(model, **LORA, seed=seed, name=name)
+    alone = load.trained_tensors(load.add_adapter(tiny_llama(VOCABULARY, 0), **LORA, seed=2))
+    assert all(load.trained_tensors(model, name).keys() == alone.keys() for name in names)
+    assert all(torch.equal(one, alone[name]) for name, one in load.trained_tensors(model, "weight").items())
+
+
 def test_unknown_target_modules_are_refused():
     with pytest.raises(ConfigError, match=r"model\.lora: Target modules"):
         load.add_adapter(tiny_llama(VOCABULARY, 0), **LORA | {"target_modules": ["none"]}, seed=0)
