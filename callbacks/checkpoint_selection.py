@@ -31,16 +31,14 @@ class CheckpointSelection(Callback):
         dirpath: None is the folder `selected` in the Trainer's own.
 
     Raises:
-        ConfigError: for another mode, or when the evaluation has no such metric.
+        ConfigError: for another mode, in `setup` on a recording, or when there is no such metric.
         DataError: when a checkpoint is restored whose selected tensors are gone.
 
     Example:
         >>> Trainer(callbacks=[CheckpointSelection(monitor="val/success")])  # doctest: +SKIP
     """
 
-    def __init__(
-        self, monitor: str = "val/success", mode: str = "max", dirpath: str | Path | None = None
-    ) -> None:
+    def __init__(self, monitor: str = "val/success", mode: str = "max", dirpath: str | Path | None = None) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"CheckpointSelection(mode={mode!r}): allowed are max, min")
         self.dirpath = None if dirpath is None else Path(dirpath)
@@ -53,20 +51,20 @@ class CheckpointSelection(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and not hasattr(rollout_data(trainer).link, "evaluation"):
+            raise ConfigError("CheckpointSelection needs a run that evaluates; a recorded one does not")
         if self.dirpath is None:
             self.dirpath = Path(trainer.default_root_dir) / "selected"
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        link = rollout_data(trainer).link
-        if link.first_step == 0:
-            metrics = {f"val/{name}": value for name, value in link.evaluation(0).items()}
-            self._consider(pl_module, 0, metrics)
+        if rollout_data(trainer).version == 0:
+            self._consider(trainer, pl_module)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._consider(pl_module, rollout_data(trainer).version, trainer.callback_metrics)
+            self._consider(trainer, pl_module)
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Whether a later version with `value` replaces one with `best`; never a value that is no number."""
@@ -87,13 +85,16 @@ class CheckpointSelection(Callback):
         if self.selected_version is not None and not self._tensors(self.selected_version).is_file():
             raise DataError(f"the selected weights {self._tensors(self.selected_version)} are gone")
 
-    def _consider(self, pl_module: LightningModule, version: int, metrics: Any) -> None:
-        if self.monitor not in metrics:
-            known = ", ".join(sorted(name for name in metrics if name.startswith("val/"))) or "none"
+    def _consider(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From the run itself: Lightning's own metrics are rounded to float32, which breaks ties."""
+        data = rollout_data(trainer)
+        metrics = {f"val/{name}": value for name, value in data.link.evaluation(data.version).items()}
+        if self.monitor not in metrics and self.selected_version is None:
+            known = ", ".join(sorted(metrics)) or "none"
             raise ConfigError(f"CheckpointSelection(monitor={self.monitor!r}): the evaluation has {known}")
-        value = float(metrics[self.monitor])
+        value = float(metrics.get(self.monitor, math.nan))
         if self.is_better(value, self.selected_value):
-            self._keep(pl_module, version, value)
+            self._keep(pl_module, data.version, value)
 
     def _keep(self, pl_module: LightningModule, version: int, value: float) -> None:
         """Tensors first, then the file that names them; old tensors go unless a checkpoint needs them."""
@@ -101,9 +102,7 @@ class CheckpointSelection(Callback):
         path = self._tensors(version)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
-        save_file(
-            {n: t.detach().cpu().contiguous() for n, t in trained_tensors(pl_module.model).items()}, partial
-        )
+        save_file({n: t.detach().cpu().contiguous() for n, t in trained_tensors(pl_module.model).items()}, partial)
         partial.replace(path)
         entry = {
             "agent_id": pl_module.agent_id,

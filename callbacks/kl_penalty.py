@@ -127,9 +127,7 @@ def _controller(coef: float, kind: str, target: float | None, horizon: float | N
             raise ConfigError("KLPenalty: kl_target and kl_horizon are for kind=adaptive; given kind=fixed")
         return FixedKLController(coef)
     if target is None or horizon is None:
-        raise ConfigError(
-            f"KLPenalty(kind='adaptive') needs kl_target and kl_horizon; given {target} and {horizon}"
-        )
+        raise ConfigError(f"KLPenalty(kind='adaptive') needs kl_target and kl_horizon; given {target} and {horizon}")
     return AdaptiveKLController(coef, target, horizon)
 
 

@@ -44,9 +44,7 @@ class RolloutDataModule(LightningDataModule):
                 "leave it at -1 and set the rollout steps of the run"
             )
         if stage == "fit" and self.trainer.max_epochs != 1:
-            raise ConfigError(
-                f"Trainer(max_epochs={self.trainer.max_epochs}): must be 1, an epoch is the run"
-            )
+            raise ConfigError(f"Trainer(max_epochs={self.trainer.max_epochs}): must be 1, an epoch is the run")
 
     @override
     def train_dataloader(self) -> RolloutStream:
@@ -142,9 +140,7 @@ def rollout_data(trainer: Trainer) -> RolloutDataModule:
     """The Trainer's datamodule. Raises `ConfigError` when it is none with a line to a run."""
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(datamodule, RolloutDataModule):
-        raise ConfigError(
-            f"the Trainer's datamodule must be a RolloutDataModule; given: {type(datamodule).__name__}"
-        )
+        raise ConfigError(f"the Trainer's datamodule must be a RolloutDataModule; given: {type(datamodule).__name__}")
     return datamodule
 
 

@@ -19,12 +19,10 @@ def cut(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield rows[start : start + size]
 
 
-def forward(
-    policy: TokenLogProbs, batch: ExperienceBatch, chunk_size: int, *, with_entropy: bool = False
-) -> LogProbs:
+def forward(policy: TokenLogProbs, batch: ExperienceBatch, chunk_size: int, *, with_entropy: bool = False) -> LogProbs:
     """[B, T] of the response tokens, in one forward."""
     # Lightning's autocast spans a whole training step, and with it the cache of cast weights: what was cast
-    # without a gradient, or before an optimizer step, must not be used after it.
+    # before an optimizer step must not be used after it.
     torch.clear_autocast_cache()
     log_probs: LogProbs = policy(
         batch.input_ids_BT,
@@ -68,8 +66,7 @@ def gradient_mode(model: nn.Module) -> Iterator[None]:
     active = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, GradientCheckpointingLayer)
-        or ("lora_dropout" in name and isinstance(module, nn.Dropout))
+        if isinstance(module, GradientCheckpointingLayer) or ("lora_dropout" in name and isinstance(module, nn.Dropout))
     ]
     for module in active:
         module.training = True

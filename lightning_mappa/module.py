@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
@@ -141,19 +140,17 @@ class AgentModule(LightningModule):
             raise NotAvailableError(f"{self.trainer.world_size} ranks for one agent are not available")
 
     @override
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW, without weight decay for norms and biases. We step the schedule, once per rollout step."""
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW, without weight decay for norms and biases, at the learning rate of the first rollout step."""
         decay = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
         no_decay = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
         groups: list[dict[str, Any]] = [
             {"params": decay, "weight_decay": self.weight_decay, "name": "decay"},
             {"params": no_decay, "weight_decay": 0.0, "name": "no_decay"},
         ]
-        optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=self.lr, betas=self.betas
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=self.lr * self._lr_factor(0), betas=self.betas
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @override
     def on_fit_start(self) -> None:
@@ -183,11 +180,15 @@ class AgentModule(LightningModule):
 
         # 4. What came of it.
         metrics = batch_metrics(batch, entropy_BT, trained) | update_metrics(updates)
-        metrics["lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+        groups = self.optimizers().param_groups  # type: ignore[union-attr]
+        metrics["lr"] = groups[0]["lr"]
         self.log("step", float(batch.step), batch_size=1)
         self.log_dict({f"train/{name}": value for name, value in metrics.items()}, batch_size=1)
         self._link.report(batch.step, metrics)
-        self.lr_schedulers().step()  # type: ignore[union-attr]
+
+        # 5. Lightning steps no scheduler here, and LearningRateMonitor looks before the next step.
+        for group in groups:
+            group["lr"] = self.lr * self._lr_factor(batch.step + 1)
 
     @override
     def validation_step(self, batch: Mapping[str, float], batch_idx: int) -> None:
@@ -231,8 +232,7 @@ class AgentModule(LightningModule):
         optimizer.zero_grad()  # type: ignore[union-attr]
         denominator = self.loss.denominator(batch)
         parts = [
-            self._backward(batch.select(rows), denominator)
-            for rows in cut(range(len(batch)), self.micro_batch_size)
+            self._backward(batch.select(rows), denominator) for rows in cut(range(len(batch)), self.micro_batch_size)
         ]
         loss, n_clipped, kl_sum = (sum(column) for column in zip(*parts, strict=True))
         trained = [p for p in self.parameters() if p.requires_grad]
@@ -244,9 +244,7 @@ class AgentModule(LightningModule):
         optimizer.step()  # type: ignore[union-attr]
         optimizer.zero_grad()  # type: ignore[union-attr]
         self._skipped_in_row = 0
-        return Update(
-            status="stepped", loss=loss, grad_norm=grad_norm, n_clipped=int(n_clipped), kl_sum=kl_sum, **size
-        )
+        return Update(status="stepped", loss=loss, grad_norm=grad_norm, n_clipped=int(n_clipped), kl_sum=kl_sum, **size)
 
     def _backward(self, batch: ExperienceBatch, denominator: int) -> tuple[float, int, float]:
         """Adds a micro-batch's share to the gradient; returns loss, clipped tokens and sum of old − new."""

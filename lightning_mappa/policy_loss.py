@@ -41,9 +41,7 @@ class PolicyLoss:
             clip_ratio_low=self.clip_ratio_low, clip_ratio_high=self.clip_ratio_high, dual_clip=self.dual_clip
         )
         if self.rollout_correction is not None and not self.rollout_correction > 0.0:
-            raise ConfigError(
-                f"algorithm.rollout_correction is {self.rollout_correction}; allowed: null or above 0"
-            )
+            raise ConfigError(f"algorithm.rollout_correction is {self.rollout_correction}; allowed: null or above 0")
 
     def denominator(self, batch: ExperienceBatch) -> int:
         """What every share of this mini-batch is divided by."""

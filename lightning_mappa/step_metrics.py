@@ -29,9 +29,7 @@ class Update:
     """Sum over tokens of old less new log-prob, before the step."""
 
 
-def batch_metrics(
-    batch: ExperienceBatch, entropy_BT: Tensor | None, trained: Sequence[int]
-) -> dict[str, float]:
+def batch_metrics(batch: ExperienceBatch, entropy_BT: Tensor | None, trained: Sequence[int]) -> dict[str, float]:
     """Of the batch as it arrived and of its credit. `trained`: the rows that are not masked."""
     e = batch.experiences
     mask_BT = batch.response_mask_BT

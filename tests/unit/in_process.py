@@ -66,7 +66,7 @@ class InProcessRun:
         self.calls.append(("experience", step))
         if self._last_step is not None and step > self._last_step:
             raise RunEnded("the run is over")
-        self._rows = self._alter(step, [self._action(step, index) for index in range(self._n_actions)])
+        self._rows = self._alter(step, self._sample(step))
         return self._rows
 
     def exchange(
@@ -116,26 +116,30 @@ class InProcessRun:
         self.left.append(error)
 
     @torch.no_grad()
-    def _action(self, step: int, index: int) -> Experience:
-        generator = torch.Generator().manual_seed(1000 * step + index)
-        ids, log_probs = list(PROMPT), []
+    def _sample(self, step: int) -> list[Experience]:
+        generator = torch.Generator().manual_seed(step)
+        ids_BT = torch.tensor([PROMPT] * self._n_actions)
+        log_probs_BT = torch.zeros(self._n_actions, 0)
         for _ in range(self._n_tokens):
-            logits_V = self._engine(input_ids=torch.tensor([ids])).logits[0, -1].float()
-            log_probs_V = logits_V.log_softmax(-1)
-            token = int(torch.multinomial(log_probs_V.exp(), 1, generator=generator))
-            ids.append(token)
-            log_probs.append(float(log_probs_V[token]))
-        response = tuple(ids[len(PROMPT) :])
-        return Experience(
-            key=(f"episode-{step}-{index}", 0),
-            agent_id=self.agent_id,
-            turn=0,
-            prompt_ids=PROMPT,
-            response_ids=response,
-            rollout_log_probs=tuple(log_probs),
-            score=self._score(response),
-            policy_version=step,
-        )
+            logits_BV = self._engine(input_ids=ids_BT).logits[:, -1].float()
+            log_probs_BV = logits_BV.log_softmax(-1)
+            token_B1 = torch.multinomial(log_probs_BV.exp(), 1, generator=generator)
+            ids_BT = torch.cat([ids_BT, token_B1], dim=1)
+            log_probs_BT = torch.cat([log_probs_BT, log_probs_BV.gather(1, token_B1)], dim=1)
+        responses = [tuple(row[len(PROMPT) :]) for row in ids_BT.tolist()]
+        return [
+            Experience(
+                key=(f"episode-{step}-{index}", 0),
+                agent_id=self.agent_id,
+                turn=0,
+                prompt_ids=PROMPT,
+                response_ids=response,
+                rollout_log_probs=tuple(log_probs),
+                score=self._score(response),
+                policy_version=step,
+            )
+            for index, (response, log_probs) in enumerate(zip(responses, log_probs_BT.tolist(), strict=True))
+        ]
 
 
 def make_trainer(root: Path, **options: object) -> Trainer:
