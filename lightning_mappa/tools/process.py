@@ -58,35 +58,35 @@ class _Process:
         """Of the namespace's pid 1, whose death ends all others; None without one, and when it is dead already."""
         self._started_at: float | None = None
         self._ended_at = 0.0
-        status_fd, write_fd = os.pipe()
-        try:
-            with sandbox.launch(program, workspace, limits, write_fd) as launch:
-                self._popen = subprocess.Popen(
-                    launch.argv,
-                    env=launch.env,
-                    cwd=launch.cwd,
-                    pass_fds=launch.pass_fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,
-                )
-        except OSError:
-            os.close(status_fd)
-            raise
-        finally:
-            os.close(write_fd)
+        with contextlib.ExitStack() as stack:
+            status_fd, write_fd = os.pipe()
+            status = stack.enter_context(os.fdopen(status_fd, "rb", buffering=0))
+            stack.callback(os.close, write_fd)
+            launch = stack.enter_context(sandbox.launch(program, workspace, limits, write_fd))
+            self._popen = subprocess.Popen(
+                launch.argv,
+                env=launch.env,
+                cwd=launch.cwd,
+                pass_fds=launch.pass_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+            self._resources = stack.pop_all()
         self._exit_fd = os.pidfd_open(self._popen.pid)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self._pipes: dict[str, IO[bytes]] = {
             "stdout": self._popen.stdout,
             "stderr": self._popen.stderr,
-            "status": os.fdopen(status_fd, "rb", buffering=0),
+            "status": status,
         }
         for pipe in self._pipes.values():
             os.set_blocking(pipe.fileno(), False)
+            self._resources.enter_context(pipe)
+        self._resources.callback(os.close, self._exit_fd)
 
     def watch(self, cancelled: threading.Event) -> None:
         """Drains the pipes until the program exits or is past a limit."""
@@ -129,11 +129,7 @@ class _Process:
             if self._stopped is None and self._started_at is not None:
                 self._check_workspace()
         finally:
-            for pipe in self._pipes.values():
-                pipe.close()
-            os.close(self._exit_fd)
-            if self._root_fd is not None:
-                os.close(self._root_fd)
+            self._resources.close()
 
     def outcome(self) -> Outcome:
         code = self._popen.returncode
@@ -182,6 +178,8 @@ class _Process:
             elif (pid := json.loads(line).get("child-pid")) is not None:
                 self._namespaced = True
                 self._root_fd = _open_namespace_root(pid)
+                if self._root_fd is not None:
+                    self._resources.callback(os.close, self._root_fd)
 
     def _stop_at_deadline(self) -> None:
         if self._started_at is None:

@@ -15,10 +15,7 @@ from lightning_mappa.tools.code_blocks import code_blocks
 from lightning_mappa.tools.outcome import as_result
 from lightning_mappa.tools.process import run_program
 from lightning_mappa.tools.sandbox import Limits, PlainProcess, Sandbox
-from lightning_mappa.types import ToolCall, ToolResult, ToolStatus
-
-_ATTEMPTS = 2
-"""A sandbox that failed to come up is tried once more."""
+from lightning_mappa.types import ToolCall, ToolResult
 
 
 class PythonTool:
@@ -93,14 +90,14 @@ class PythonTool:
             ConfigError: no isolation is available.
         """
         cancelled = threading.Event()
-        running = asyncio.wrap_future(
-            self._threads.submit(self._run, str(call.arguments["code"]), Path(workspace), cancelled)
-        )
+        code = str(call.arguments["code"])
+        future = self._threads.submit(self._run, code, Path(workspace), cancelled)
+        running = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             cancelled.set()
-            if not running.cancel():
+            if not future.cancel():
                 await asyncio.wait([running])
             raise
 
@@ -111,12 +108,8 @@ class PythonTool:
 
     def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
         program = code.encode("utf-8", errors="replace")
-        for _ in range(_ATTEMPTS):
-            outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
-            result = as_result(outcome, self.limits, self.output_chars)
-            if result.status is not ToolStatus.SANDBOX_ERROR or cancelled.is_set():
-                break
-        return result
+        outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
+        return as_result(outcome, self.limits, self.output_chars)
 
     @cached_property
     def _sandbox(self) -> Sandbox:

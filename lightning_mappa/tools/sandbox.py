@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A command line ready to start, with descriptors that stay open until it has been started."""
+    """A command line ready to start."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -65,7 +65,7 @@ class Sandbox(Protocol):
         ...
 
     def launch(self, program: bytes, workspace: Path, limits: Limits, status_fd: int) -> AbstractContextManager[Launch]:
-        """Prepares one start of `program` in `workspace`.
+        """Prepares one start of `program` in `workspace`; to be left when the program is dead.
 
         `status_fd` is the write end of a pipe that carries lines: `ready` when the program starts, and a JSON
         object with `child-pid` where the process whose death ends all others is not the one started.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,39 +46,40 @@ def remove_tree(path: Path) -> None:
     Raises:
         OSError: something in it belongs to another user.
     """
-    root = os.open(path, _FOLDER)
+    folder = os.open(path, _FOLDER)
+    way: list[str] = []
     try:
-        os.fchmod(root, 0o700)
-        # Each pass lifts the third level to the second, so that two descriptors do for any depth.
-        while names := os.listdir(root):
-            for name in names:
-                if _is_folder(name, root):
-                    _lift_children(name, root)
-                else:
-                    os.unlink(name, dir_fd=root)
+        os.fchmod(folder, 0o700)
+        while True:
+            if (name := _clear_to_subfolder(folder)) is not None:
+                os.chmod(name, 0o700, dir_fd=folder)
+                folder = _step(folder, name)
+                way.append(name)
+            elif way:
+                folder = _step(folder, "..")
+                os.rmdir(way.pop(), dir_fd=folder)
+            else:
+                break
     finally:
-        os.close(root)
+        os.close(folder)
     os.rmdir(path)
 
 
-def _lift_children(name: str, root: int) -> None:
-    """Removes the folder `name`; its subfolders become entries of `root`."""
-    os.chmod(name, 0o700, dir_fd=root)
-    folder = os.open(name, _FOLDER, dir_fd=root)
-    try:
-        for child in os.listdir(folder):
-            if _is_folder(child, folder):
-                os.chmod(child, 0o700, dir_fd=folder)  # a folder without write permission cannot be moved
-                os.rename(child, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=root)
-            else:
-                os.unlink(child, dir_fd=folder)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=root)
+def _clear_to_subfolder(folder: int) -> str | None:
+    """Removes entries until one is a folder, whose name it returns; None when nothing is left."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return entry.name
+            os.unlink(entry.name, dir_fd=folder)
+    return None
 
 
-def _is_folder(name: str, parent: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+def _step(folder: int, name: str) -> int:
+    """One descriptor at a time, so that no depth is too much."""
+    following = os.open(name, _FOLDER, dir_fd=folder)
+    os.close(folder)
+    return following
 
 
 def exceeds(path: Path, *, max_bytes: int, max_files: int) -> bool:
