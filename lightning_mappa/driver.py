@@ -50,8 +50,8 @@ class Driver:
         self._train_tasks = train_tasks
         self._selection_tasks = selection_tasks
         self._folder = folder
-        self._record = record
-        self._stop = stop
+        self.record = record
+        self.stop = stop
         self.stopped = False
         """Whether a stop request ended the run before its last step."""
         self._saving: Path | None = None
@@ -75,8 +75,8 @@ class Driver:
     def _next_job(self) -> Job | None:
         job = self._runtime.next_job()
         if self._updating_since is not None:
-            self._record.time("update", time.monotonic() - self._updating_since - self._runtime.sync_s)
-            self._record.time("weight_sync", self._runtime.sync_s)
+            self.record.time("update", time.monotonic() - self._updating_since - self._runtime.sync_s)
+            self.record.time("weight_sync", self._runtime.sync_s)
             self._updating_since, self._runtime.sync_s = None, 0.0
         return job
 
@@ -92,16 +92,16 @@ class Driver:
         )
         start = time.monotonic()
         rollout = asyncio.run(self._coordinator.collect(plan))
-        self._record.time("evaluation", time.monotonic() - start)
+        self.record.time("evaluation", time.monotonic() - start)
         metrics = evaluation_metrics(rollout.episodes)
-        self._record.evaluation(version, rollout.episodes, metrics)
+        self.record.evaluation(version, rollout.episodes, metrics)
         self._runtime.post_evaluation(version, metrics)
 
     def _enter(self, version: int) -> None:
         """Between two steps: close the last one, and save or stop where due."""
         self._close_step()
         due = version > self._runtime.first_step and version % self._settings.checkpoint_every == 0
-        stopping = self._stop.requested
+        stopping = self.stop.requested
         self._saving = self._folder.begin_checkpoint() if due or stopping else None
         if stopping:
             self.stopped = True
@@ -134,7 +134,7 @@ class Driver:
             self._saved_version = step
             self._runtime.end(step - 1, self._saving)
             return
-        self._record.rollout(step, rollout)
+        self.record.rollout(step, rollout)
         self._runtime.post_rollout(step, rollout.episodes)
         self._updating_since = time.monotonic()
 
@@ -144,8 +144,8 @@ class Driver:
         async def collect() -> Rollout:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
             assert task is not None
-            with self._stop.dropping(lambda: loop.call_soon_threadsafe(task.cancel)):
-                if self._stop.requested:
+            with self.stop.dropping(lambda: loop.call_soon_threadsafe(task.cancel)):
+                if self.stop.requested:
                     raise asyncio.CancelledError
                 return await self._coordinator.collect(plan)
 
@@ -157,14 +157,14 @@ class Driver:
     def _close_step(self) -> None:
         ledger = self._runtime.ledger
         step = ledger.step
-        if step is not None and step.number not in self._record.closed and step.reports:
-            self._record.close_step(step, ledger.counts())
+        if step is not None and step.number not in self.record.closed and step.reports:
+            self.record.close_step(step, ledger.counts())
 
     def _publish(self, version: int) -> None:
         assert self._saving is not None
         assert self._saved_version is not None
         self._folder.publish_checkpoint(
-            self._saving, self._saved_version, self._record.state(), self._settings.keep_checkpoints
+            self._saving, self._saved_version, self.record.state(), self._settings.keep_checkpoints
         )
         self._saving = None
         self._runtime.posted_publish()

@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 from safetensors.torch import load_file
 
-from lightning_mappa.config import structured
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.export import joint_selection
 from lightning_mappa.files import write_json
@@ -47,11 +46,9 @@ class TrainedSystem:
     trained: Sequence[str]
 
     @classmethod
-    def load(cls, run: str | None) -> TrainedSystem:
-        if run is None:
-            raise ConfigError("run is not given; name a run folder: mappa test RUN")
-        folder = RunFolder.open(Path(run))
-        cfg = structured(folder.config())
+    def load(cls, cfg: DictConfig) -> TrainedSystem:
+        """`cfg` is the config of the run that `cfg.run` names."""
+        folder = RunFolder.open(Path(cfg.run))
         quiet_libraries()
         seed_everything(cfg)
         environment = build_environment(cfg)
@@ -90,7 +87,7 @@ class TrainedSystem:
 
 def validate(cfg: DictConfig) -> dict[str, Any]:
     """The selected weights on the selection split, as `fit` measured them."""
-    system = TrainedSystem.load(cfg.run)
+    system = TrainedSystem.load(cfg)
     version = system.select()
     tasks = system.environment.source.tasks("selection")[: system.cfg.datamodule.val_limit]
     metrics = evaluation_metrics(system.play(tasks, "selection", version))
@@ -103,7 +100,7 @@ def test(cfg: DictConfig) -> dict[str, Any]:
 
     Writes test.json with n, initial, selected, gain (selected − initial) and its 95 % interval over problems.
     """
-    system = TrainedSystem.load(cfg.run)
+    system = TrainedSystem.load(cfg)
     path = system.folder.path / "test.json"
     if path.exists():
         raise ConfigError(f"the report split of {system.folder.path} has been read already: see {path}")
@@ -135,10 +132,8 @@ def test(cfg: DictConfig) -> dict[str, Any]:
 
 def predict(cfg: DictConfig) -> dict[str, Any]:
     """The trained system answers `cfg.inputs`: a task's text, or a file with one per line or in JSON."""
-    if cfg.inputs is None:
-        raise ConfigError("inputs is not given; name a task or a file of tasks: mappa predict RUN TASK")
     tasks = read_inputs(str(cfg.inputs))
-    system = TrainedSystem.load(cfg.run)
+    system = TrainedSystem.load(cfg)
     system.select()
     console = Console(soft_wrap=True, highlight=False)
     answers = []

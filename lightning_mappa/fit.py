@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.build import build
-from lightning_mappa.callbacks.checkpoint_selection import CheckpointSelection
-from lightning_mappa.config import structured
 from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.driver import Driver, DriverSettings
-from lightning_mappa.errors import ConfigError, MappaError, Preempted
+from lightning_mappa.errors import ConfigError, Preempted
 from lightning_mappa.export import export_agents, joint_selection
-from lightning_mappa.files import write_json
 from lightning_mappa.module import AgentModule
 from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
@@ -27,7 +27,6 @@ from lightning_mappa.run_folder import RunFolder, restore_random_states
 from lightning_mappa.runtime.local import LocalLink, LocalRuntime
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
-    Environment,
     LoadedAgent,
     build_coordinator,
     build_engine,
@@ -66,80 +65,76 @@ OPTIMIZER_KEYS = ("betas", "weight_decay", "warmup_ratio", "min_lr_ratio", "grad
 def fit(cfg: DictConfig) -> dict[str, Any]:
     """Trains, and returns what summary.json says. `cfg` is checked; `cfg.output_dir` or `cfg.resume` is set.
 
+    The run folder is made once everything that can be wrong with config and data has been built.
+
     Raises:
         Preempted: after SIGINT or SIGTERM, once the last complete step is saved.
         MappaError: with its exit code, for everything that ends a run early.
     """
-    if cfg.resume is not None:
-        folder = RunFolder.open(Path(cfg.resume))
-        cfg = structured(folder.config())
-        checkpoint, passed_over = folder.last_checkpoint()
-        for fault in passed_over:
-            warnings.warn(f"passed over a damaged checkpoint: {fault}", stacklevel=2)
-    else:
-        folder, checkpoint = None, None
     quiet_libraries()
     seed_everything(cfg)
+    folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
     environment = build_environment(cfg)
-    tasks = {split: _tasks(environment.source, cfg, split) for split in ("train", "selection")}
+    train_tasks, selection_tasks = (_tasks(environment.source, cfg, split) for split in ("train", "selection"))
     agents = load_agents(cfg)
-    if folder is None:
-        folder = RunFolder.create(Path(cfg.output_dir), cfg)
+    engine = build_engine(cfg, agents)
+    coordinator = build_coordinator(cfg, environment, agents, engine)
+    modules = {agent_id: _module(cfg, agent) for agent_id, agent in agents.items() if agent.trained}
+    kits = {agent_id: _kit(cfg, folder, agent_id) for agent_id in modules}
+    if cfg.resume is None:
+        folder.create(cfg)
+
     with folder.writing():
-        return _run(cfg, folder, checkpoint, environment, tasks, agents)
-
-
-def _run(
-    cfg: DictConfig,
-    folder: RunFolder,
-    checkpoint: Path | None,
-    environment: Environment,
-    tasks: Mapping[str, Sequence[Task]],
-    agents: Mapping[str, LoadedAgent],
-) -> dict[str, Any]:
-    state = None if checkpoint is None else restore_random_states(checkpoint)
-    first_step = 0 if state is None else int(state["version"])
-    engine = build_engine(cfg, agents, policy_version=0)
-    trained = {agent_id: agent.trained for agent_id, agent in agents.items()}
-    ledger = Ledger(trained, _credit_settings(cfg), _reward_settings(cfg), first_version=first_step)
-    runtime = LocalRuntime(
-        ledger,
-        engine,
-        first_step=first_step,
-        max_steps=cfg.trainer.max_steps,
-        deadline_s=cfg.runtime.deadline_s,
-    )
-    stop = StopRequest()
-    modules = {agent_id: _module(cfg, agents[agent_id]) for agent_id in ledger.trained_agents}
-    bodies = {agent_id: _trainer_body(cfg, folder, checkpoint, module) for agent_id, module in modules.items()}
-    progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
-    record = RunRecord(folder, list(agents), progress)
-    if state is not None:
-        record.load_state(state)
-        folder.rewind(first_step)
-    rollouts = build_coordinator(cfg, environment, agents, engine)
-    with progress, stop.on_signals():
+        checkpoint = None if cfg.resume is None else _last_checkpoint(folder)
+        state = None if checkpoint is None else restore_random_states(checkpoint)
+        first_step = 0 if state is None else int(state["version"])
+        trained = {agent_id: agent.trained for agent_id, agent in agents.items()}
+        runtime = LocalRuntime(
+            Ledger(trained, _credit_settings(cfg), _reward_settings(cfg), first_version=first_step),
+            engine,
+            first_step=first_step,
+            max_steps=cfg.trainer.max_steps,
+            deadline_s=cfg.runtime.deadline_s,
+        )
+        progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
+        record = RunRecord(folder, list(agents), progress)
+        if state is not None:
+            record.load_state(state)
+            folder.rewind(first_step)
         driver = Driver(
             settings=_driver_settings(cfg),
             runtime=runtime,
-            coordinator=rollouts,
-            train_tasks=tasks["train"],
-            selection_tasks=tasks["selection"],
+            coordinator=coordinator,
+            train_tasks=train_tasks,
+            selection_tasks=selection_tasks,
             folder=folder,
             record=record,
-            stop=stop,
+            stop=StopRequest(),
         )
+        bodies = {
+            agent_id: _trainer_body(cfg, folder, checkpoint, module, kits[agent_id])
+            for agent_id, module in modules.items()
+        }
+        _work(runtime, driver, bodies, progress)
+        return _conclude(folder, record, agents, modules, stopped=driver.stopped)
+
+
+def _work(
+    runtime: LocalRuntime,
+    driver: Driver,
+    bodies: Mapping[str, Callable[[LocalLink], None]],
+    progress: RunProgress,
+) -> None:
+    """Until the last Trainer has left. A run that breaks off says why in its summary."""
+    with progress, driver.stop.on_signals():
         try:
             runtime.run(bodies, driver.drive)
         except BaseException as error:
-            status = f"{type(error).__name__}: {error}" if isinstance(error, MappaError) else "error"
-            write_json(folder.summary, record.summary(selected_version=None, status=status))
+            driver.record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
             raise
-    return _conclude(cfg, folder, record, agents, modules, stopped=driver.stopped)
 
 
 def _conclude(
-    cfg: DictConfig,
     folder: RunFolder,
     record: RunRecord,
     agents: Mapping[str, LoadedAgent],
@@ -148,31 +143,44 @@ def _conclude(
     stopped: bool,
 ) -> dict[str, Any]:
     selection = joint_selection(folder, modules)
-    summary = record.summary(
-        selected_version=None if selection is None else selection.version,
+    summary = record.write_summary(
         status="preempted" if stopped else "done",
+        selected_version=None if selection is None else selection.version,
     )
-    write_json(folder.summary, summary)
     if stopped:
-        raise Preempted(f"stopped after step {summary['steps']}; go on with: mappa fit resume={folder.path}")
+        raise Preempted(f"stopped after {summary['steps']} steps; go on with: mappa fit resume={folder.path}")
     export_agents(folder, agents, modules, selection)
     print(_last_words(folder, summary))
     return summary
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What the config gives one agent's Trainer beside the module."""
+
+    callbacks: list[Callback]
+    loggers: list[Logger]
+
+
+def _kit(cfg: DictConfig, folder: RunFolder, agent_id: str) -> Kit:
+    callbacks = [build(node, f"callbacks.{name}") for name, node in cfg.callbacks.items()]
+    for name, callback in zip(cfg.callbacks, callbacks, strict=True):
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks.{name} is a {type(callback).__name__}; allowed: a Lightning Callback")
+    loggers = [build(node, f"logger.{name}", name=agent_id) for name, node in cfg.logger.items()]
+    return Kit(callbacks=callbacks, loggers=loggers)
+
+
 def _trainer_body(
-    cfg: DictConfig, folder: RunFolder, checkpoint: Path | None, module: AgentModule
+    cfg: DictConfig, folder: RunFolder, checkpoint: Path | None, module: AgentModule, kit: Kit
 ) -> Callable[[LocalLink], None]:
-    """One agent's life in its thread: a Lightning Trainer over the run's steps."""
-    agent_id = module.agent_id
-    part = None if checkpoint is None else checkpoint / f"{agent_id}.ckpt"
+    """One agent's life in its thread: a Lightning Trainer whose only epoch is the run."""
 
     def body(link: LocalLink) -> None:
-        root = folder.agent(agent_id)
         trainer = Trainer(
             accelerator=cfg.trainer.accelerator,
             devices=1,
-            default_root_dir=root,
+            default_root_dir=folder.agent(module.agent_id),
             max_epochs=1,
             limit_train_batches=cfg.trainer.max_steps,
             val_check_interval=min(cfg.trainer.val_check_interval, cfg.trainer.max_steps),
@@ -182,32 +190,21 @@ def _trainer_body(
             use_distributed_sampler=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            enable_checkpointing=_has_checkpointing(callbacks),
-            callbacks=callbacks,
-            logger=loggers or False,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in kit.callbacks),
+            callbacks=kit.callbacks,
+            logger=kit.loggers or False,
         )
+        part = None if checkpoint is None else checkpoint / f"{module.agent_id}.ckpt"
         trainer.fit(module, datamodule=RolloutDataModule(link), ckpt_path=part, weights_only=True)
 
-    callbacks = _callbacks(cfg, folder, agent_id)
-    loggers = [build(node, f"logger.{name}", name=agent_id) for name, node in cfg.logger.items() if node is not None]
     return body
 
 
-def _callbacks(cfg: DictConfig, folder: RunFolder, agent_id: str) -> list[Callback]:
-    callbacks = []
-    for name, node in cfg.callbacks.items():
-        target = f"callbacks.{name}"
-        own = node.get("_target_", "").endswith(f".{CheckpointSelection.__name__}")
-        supplied = {"dirpath": folder.agent(agent_id) / "selected"} if own and "dirpath" not in node else {}
-        callback = build(node, target, **supplied)
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"{target} is a {type(callback).__name__}; allowed: a Lightning Callback")
-        callbacks.append(callback)
-    return callbacks
-
-
-def _has_checkpointing(callbacks: Sequence[Callback]) -> bool:
-    return any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks)
+def _last_checkpoint(folder: RunFolder) -> Path:
+    checkpoint, passed_over = folder.last_checkpoint()
+    for fault in passed_over:
+        warnings.warn(f"passed over a damaged checkpoint: {fault}", stacklevel=2)
+    return checkpoint
 
 
 def _module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
+from lightning_mappa.files import write_json
 from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
 from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
@@ -161,8 +162,14 @@ class RunRecord:
     def _wall(self) -> float:
         return self._wall_before + time.monotonic() - self._started
 
-    def summary(self, *, selected_version: int | None, status: str) -> dict[str, Any]:
-        """What summary.json says. `val.success.selected` is None when no version was selected or evaluated."""
+    def write_summary(self, *, status: str, selected_version: int | None) -> dict[str, Any]:
+        """Writes summary.json and returns what it says."""
+        summary = self._summary(status, selected_version)
+        write_json(self._folder.summary, summary)
+        return summary
+
+    def _summary(self, status: str, selected_version: int | None) -> dict[str, Any]:
+        """`val.success.selected` is None when no version was selected or evaluated."""
         selected = self._evaluations.get(-1 if selected_version is None else selected_version, {})
         initial = self._evaluations.get(0, {})
         return {

@@ -40,9 +40,9 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
 
-    @classmethod
-    def create(cls, path: Path, config: DictConfig) -> RunFolder:
-        """A new folder with the resolved config in it. Call it after every check of the config."""
+    def create(self, config: DictConfig) -> None:
+        """Makes the folder, with the resolved config in it. Call it after every check of config and data."""
+        path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -51,9 +51,7 @@ class RunFolder:
                 )
         except OSError as error:
             raise ConfigError(f"output_dir: cannot write to {path} ({error.strerror})") from error
-        folder = cls(path)
         write_atomically(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

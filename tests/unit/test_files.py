@@ -65,7 +65,9 @@ def test_every_damage_is_seen(tmp_path, damage, fault):
 
 @pytest.fixture
 def run(tmp_path):
-    return RunFolder.create(tmp_path / "run", OmegaConf.create({"seed": 1}))
+    folder = RunFolder(tmp_path / "run")
+    folder.create(OmegaConf.create({"seed": 1}))
+    return folder
 
 
 def save(run, version, keep=2):
@@ -140,7 +142,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_replaced(run):
 
 def test_a_folder_that_is_not_empty_is_not_taken(run):
     with pytest.raises(ConfigError, match="is not empty"):
-        RunFolder.create(run.path, OmegaConf.create({}))
+        RunFolder(run.path).create(OmegaConf.create({}))
 
 
 def test_a_folder_without_config_is_no_run(tmp_path):
