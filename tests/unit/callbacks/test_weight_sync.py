@@ -62,7 +62,7 @@ def test_with_an_adapter_only_the_adapter_is_pushed(tmp_path):
 
 
 class TakesNoWeights(InProcessRun):
-    push_weights = property()  # type: ignore[assignment]  # reading it is an AttributeError
+    push_weights = property()  # reading it is an AttributeError
 
 
 def test_a_run_that_takes_no_weights_is_refused(tmp_path):
