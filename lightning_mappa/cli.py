@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,6 +71,7 @@ def main() -> NoReturn:
     # Hydra would print errors its own way and exit with 1; with this set it hands them on.
     os.environ[FULL_ERROR] = "1"
     try:
+        refuse_missing_links()
         sys.argv = [f"mappa {command}", *name_positionals(command, arguments)]
         entry = hydra.main(config_path="pkg://lightning_mappa.conf", config_name=command, version_base="1.3")
         entry(job(command, in_full))()
@@ -79,6 +81,16 @@ def main() -> NoReturn:
         # Jobs report their own errors: what arrives here was raised while the config was composed.
         sys.exit(report(explain(error, sys.argv[1:]), in_full))
     sys.exit(ExitCode.DONE)
+
+
+def refuse_missing_links() -> None:
+    """A checkout without the three links of the layout runs only once it is installed."""
+    for name in ("callbacks", "conf", "datamodules"):
+        if find_spec(f"lightning_mappa.{name}") is None:
+            raise ConfigError(
+                f"lightning_mappa.{name} is not there: this checkout lacks the link lightning_mappa/{name} -> "
+                f"../{name}; check out with core.symlinks=true, or run `pip install -e .`"
+            )
 
 
 def job(command: str, in_full: bool) -> Callable[[DictConfig], float | None]:
