@@ -314,7 +314,7 @@ def test_no_isolation_only_when_said_in_words(workspace, monkeypatch):
 
 
 def test_a_start_is_quick(run):
-    """About 25 ms on an idle machine; the bar leaves room for one that is not."""
+    """About 18 ms on an idle machine; the bar leaves room for one that is not."""
     times = []
     for _ in range(10):
         begin = time.perf_counter()
