@@ -1,7 +1,7 @@
 """Rebuilds the packaged tiny model: `python -m lightning_mappa.models.build_tiny --out DIR`.
 
 One Llama-architecture checkpoint with a character tokenizer, trained from scratch on the demonstrations of
-`tiny_demos`, all roles in one model. Seeded; about ten minutes on one core.
+`tiny_demos`, all roles in one model. Seeded; five to ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SINGLE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    steps: int = 1000
+    steps: int = 600
     problems_per_step: int = 24
     lr: float = 3e-3
     warmup_steps: int = 60

@@ -81,7 +81,7 @@ def reply(
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,
         temperature=temperature or None,
-        top_k=0,
+        top_k=0 if temperature else None,
         pad_token_id=pad,
         eos_token_id=tokenizer.eos_token_id,
     )

@@ -15,6 +15,7 @@ from lightning_mappa.models.tiny_demos import (
     ROLES,
     BriefPrompts,
     FaultRates,
+    chat_ids,
     demonstrate,
     run_code,
     training_problem,
@@ -25,6 +26,7 @@ from lightning_mappa.models.tiny_probe import measure
 from lightning_mappa.tasks.arithmetic import Arithmetic, Problem
 from lightning_mappa.tasks.expressions import evaluate
 from lightning_mappa.tools.python import PythonTool
+from lightning_mappa.workflows.conversation import ChatFormat, Conversation
 
 TINY = files("lightning_mappa.models") / "tiny"
 PROBLEM = Problem(text="Ana has 12 red and 7 blue cups, 3 of each.", expression="(12+7)*3", band=2)
@@ -154,6 +156,19 @@ def test_only_what_the_assistant_says_is_a_target():
     assert said == ["```python\nprint((12+7)*3)\n```<|end|>57<|end|>", "```python\nprint((12+7)*3)\n```<|end|>"]
     spoken = targets_BT[0, :-1] >= 0
     assert torch.equal(targets_BT[0, :-1][spoken], ids_BT[0, 1:][spoken])
+
+
+def test_demonstrations_read_as_conversations_do():
+    """The ids of a two-turn demonstration are those that the workflow's conversation grows to."""
+    tokenizer = char_tokenizer()
+    question, code, observed, report = demonstrate(PROBLEM, NO_FAULTS, random.Random(0), BriefPrompts())[1]
+    form = ChatFormat(tokenizer)
+    conversation = Conversation(form, system="", user=question["content"])
+    sampled = [*tokenizer.encode(code["content"]), tokenizer.eos_token_id]
+    conversation.extend(sampled, role=form.tool_role, content=observed["content"])
+    demonstrated = chat_ids([[question, code, observed, report]], tokenizer)[0]
+    assert demonstrated[: len(conversation.prompt_ids)] == list(conversation.prompt_ids)
+    assert tokenizer.decode(demonstrated[len(conversation.prompt_ids) :]) == "57<|end|>"
 
 
 def test_responses_fit_their_limits():
