@@ -17,8 +17,8 @@ from lightning_mappa.types import ExperienceBatch
 class WeightSync(Callback):
     """After every rollout step, pushes the agent's trained tensors to the run as the next policy version.
 
-    Also after a step that changed nothing: the version still goes up, and the run waits for it. Nothing is
-    pushed before the first step, whose version the engine already serves.
+    Also after a step that changed nothing: the version still goes up, and the run waits for it. A resumed run
+    also pushes what was restored, before its first step: the engine starts with the weights of version 0.
 
     Raises:
         ConfigError: in `setup`, when the datamodule has no line to a run that takes weights.
@@ -34,6 +34,12 @@ class WeightSync(Callback):
             raise ConfigError(f"WeightSync needs a run that takes weights; the link of {given} takes none")
 
     @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        first_step = rollout_data(trainer).link.first_step
+        if first_step > 0:
+            self._push(trainer, pl_module, first_step)
+
+    @override
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -42,6 +48,10 @@ class WeightSync(Callback):
         batch: ExperienceBatch,
         batch_idx: int,
     ) -> None:
+        self._push(trainer, pl_module, batch.step + 1)
+
+    @staticmethod
+    def _push(trainer: Trainer, pl_module: LightningModule, version: int) -> None:
         assert isinstance(pl_module, AgentModule)
         tensors = {name: t.detach().float().clone() for name, t in trained_tensors(pl_module.model).items()}
-        rollout_data(trainer).link.push_weights(batch.step + 1, tensors)
+        rollout_data(trainer).link.push_weights(version, tensors)

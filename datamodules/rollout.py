@@ -70,13 +70,17 @@ class RolloutDataModule(LightningDataModule):
     def next_batch(self) -> ExperienceBatch:
         """The next rollout step's batch, after saving the checkpoint that is due before it.
 
-        Raises `RunEnded` when no such step will come.
+        Raises `RunEnded` when no such step will come, after saving the one that was asked for meanwhile.
         """
         step = self.version
         self._save_checkpoint(step)
         assert self.trainer is not None
         vocab_size = int(self.trainer.lightning_module.vocab_size)  # type: ignore[arg-type]
-        experiences = [validated(e, self.link.agent_id, vocab_size) for e in self.link.experience(step)]
+        try:
+            experiences = [validated(e, self.link.agent_id, vocab_size) for e in self.link.experience(step)]
+        except RunEnded:
+            self._save_checkpoint(step)
+            raise
         self.last_batch = collate(experiences, step)
         self.version = step + 1
         return self.last_batch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,22 +47,23 @@ class TrainedSystem:
     trained: Sequence[str]
 
     @classmethod
-    def load(cls, cfg: DictConfig) -> TrainedSystem:
+    @contextmanager
+    def loaded(cls, cfg: DictConfig) -> Iterator[TrainedSystem]:
         """`cfg` is the config of the run that `cfg.run` names."""
         folder = RunFolder.open(Path(cfg.run))
         quiet_libraries()
         seed_everything(cfg)
-        environment = build_environment(cfg)
-        agents = load_agents(cfg)
-        engine = build_engine(cfg, agents)
-        return cls(
-            cfg=cfg,
-            folder=folder,
-            environment=environment,
-            engine=engine,
-            coordinator=build_coordinator(cfg, environment, agents, engine),
-            trained=[agent_id for agent_id, agent in agents.items() if agent.trained],
-        )
+        with closing(build_environment(cfg)) as environment:
+            agents = load_agents(cfg)
+            engine = build_engine(cfg, agents)
+            yield cls(
+                cfg=cfg,
+                folder=folder,
+                environment=environment,
+                engine=engine,
+                coordinator=build_coordinator(cfg, environment, agents, engine),
+                trained=[agent_id for agent_id, agent in agents.items() if agent.trained],
+            )
 
     def select(self) -> int:
         """Serves the best joint version and says which it is."""
@@ -87,10 +89,10 @@ class TrainedSystem:
 
 def validate(cfg: DictConfig) -> dict[str, Any]:
     """The selected weights on the selection split, as `fit` measured them."""
-    system = TrainedSystem.load(cfg)
-    version = system.select()
-    tasks = system.environment.source.tasks("selection")[: system.cfg.datamodule.val_limit]
-    metrics = evaluation_metrics(system.play(tasks, "selection", version))
+    with TrainedSystem.loaded(cfg) as system:
+        version = system.select()
+        tasks = system.environment.source.tasks("selection")[: cfg.datamodule.val_limit]
+        metrics = evaluation_metrics(system.play(tasks, "selection", version))
     Console().print_json(data={"version": version, **metrics})
     return {"val": metrics, "version": version}
 
@@ -100,27 +102,11 @@ def test(cfg: DictConfig) -> dict[str, Any]:
 
     Writes test.json with n, initial, selected, gain (selected − initial) and its 95 % interval over problems.
     """
-    system = TrainedSystem.load(cfg)
-    path = system.folder.path / "test.json"
+    path = Path(cfg.run) / "test.json"
     if path.exists():
-        raise ConfigError(f"the report split of {system.folder.path} has been read already: see {path}")
-    tasks = system.environment.source.tasks("report")[: system.cfg.datamodule.report_limit]
-    with system.folder.writing():
-        initial = system.play(tasks, "report")
-        version = system.select()
-        selected = system.play(tasks, "report", version)
-        for name, episodes, step in (("initial", initial, 0), ("selected", selected, version)):
-            transcript = system.folder.transcripts / f"report-{name}.jsonl"
-            write_transcript(transcript, episodes, step=step, split="report")
-        result = {
-            **paired_gain(_by_task(initial), _by_task(selected), seed=system.cfg.seed),
-            "selected_version": version,
-            "seed": system.cfg.seed,
-            "samples_per_problem": system.cfg.datamodule.val_n_samples,
-            "temperature": system.cfg.datamodule.val_temperature,
-            "initial_by_kind": evaluation_metrics(initial),
-            "selected_by_kind": evaluation_metrics(selected),
-        }
+        raise ConfigError(f"the report split of {cfg.run} has been read already: see {path}")
+    with TrainedSystem.loaded(cfg) as system, system.folder.writing():
+        result = _report(system)
         write_json(path, result)
     low, high = result["gain_ci"]
     print(
@@ -130,16 +116,36 @@ def test(cfg: DictConfig) -> dict[str, Any]:
     return result
 
 
+def _report(system: TrainedSystem) -> dict[str, Any]:
+    data = system.cfg.datamodule
+    tasks = system.environment.source.tasks("report")[: data.report_limit]
+    initial = system.play(tasks, "report")
+    version = system.select()
+    selected = system.play(tasks, "report", version)
+    for name, episodes, step in (("initial", initial, 0), ("selected", selected, version)):
+        transcript = system.folder.transcripts / f"report-{name}.jsonl"
+        write_transcript(transcript, episodes, step=step, split="report")
+    return {
+        **paired_gain(_by_task(initial), _by_task(selected), seed=system.cfg.seed),
+        "selected_version": version,
+        "seed": system.cfg.seed,
+        "samples_per_problem": data.val_n_samples,
+        "temperature": data.val_temperature,
+        "initial_by_kind": evaluation_metrics(initial),
+        "selected_by_kind": evaluation_metrics(selected),
+    }
+
+
 def predict(cfg: DictConfig) -> dict[str, Any]:
     """The trained system answers `cfg.inputs`: a task's text, or a file with one per line or in JSON."""
     tasks = read_inputs(str(cfg.inputs))
-    system = TrainedSystem.load(cfg)
-    system.select()
     console = Console(soft_wrap=True, highlight=False)
     answers = []
-    for scored in system.play(tasks, "predict"):
-        _show(console, scored.episode)
-        answers.append({"task": scored.episode.task.prompt, "answer": scored.episode.answer})
+    with TrainedSystem.loaded(cfg) as system:
+        system.select()
+        for scored in system.play(tasks, "predict"):
+            _show(console, scored.episode)
+            answers.append({"task": scored.episode.task.prompt, "answer": scored.episode.answer})
     return {"answers": answers}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from lightning_mappa.run_folder import RunFolder, restore_random_states
 from lightning_mappa.runtime.local import LocalLink, LocalRuntime
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
+    Environment,
     LoadedAgent,
     build_coordinator,
     build_engine,
@@ -74,7 +76,11 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
     quiet_libraries()
     seed_everything(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
-    environment = build_environment(cfg)
+    with closing(build_environment(cfg)) as environment:
+        return _fit(cfg, folder, environment)
+
+
+def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[str, Any]:
     train_tasks, selection_tasks = (_tasks(environment.source, cfg, split) for split in ("train", "selection"))
     agents = load_agents(cfg)
     engine = build_engine(cfg, agents)

@@ -37,6 +37,18 @@ def evaluation_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
     return {**metrics, "n": float(graded), "ungraded": float(len(episodes) - graded)}
 
 
+def tool_rates(episodes: Sequence[ScoredEpisode], agent_id: str) -> dict[str, float]:
+    """Share of the agent's actions that call a tool, and of its tool runs that end well; none over nothing."""
+    actions = [a for scored in episodes for a in scored.episode.actions if a.agent_id == agent_id]
+    runs = [result for action in actions for result in action.tool_results]
+    rates = {}
+    if actions:
+        rates["tool_call_rate"] = fmean(bool(action.tool_calls) for action in actions)
+    if runs:
+        rates["tool_ok_rate"] = fmean(result.ok for result in runs)
+    return rates
+
+
 class RunRecord:
     """Collects a step until it is closed, then writes it.
 
@@ -110,7 +122,7 @@ class RunRecord:
             "failed": dict(Counter(failed)),
             "success": fmean(graded) if graded else None,
             "score": self._mean_scores(step.episodes),
-            "agents": {agent: dict(report) for agent, report in step.reports.items()},
+            "agents": {agent: {**report, **tool_rates(step.episodes, agent)} for agent, report in step.reports.items()},
             "counts": {
                 "produced": counts.produced,
                 "trained": counts.trained,

@@ -62,6 +62,13 @@ class Environment:
     coach: Coach
     tools: Mapping[str, Tool]
 
+    def close(self) -> None:
+        """Ends the threads of tools that have some."""
+        for tool in self.tools.values():
+            close = getattr(tool, "close", None)
+            if close is not None:
+                close()
+
 
 def quiet_libraries() -> None:
     """One progress display for the run: what Lightning and transformers say per model stays out of it."""
