@@ -30,7 +30,7 @@ better, what it was handed has no value; 2 prints another number; 1 prints none,
     | **reports**: follows its own code | 10 states the output; 9 states the reference instead; 8 states no \
 number where there was none; 1 otherwise |
     | **solves**: any other; hands on an expression, or prose that ends with its number | 10 the reference; \
-8 the wrong value it was handed; an expression: 2 wrong, 1 without a value; prose: 3 wrong, 4 no number |
+8 the wrong value it was handed; 2 another value; 1 no value, so that saying nothing never beats trying |
 
     An action is handed the last text of the agent before it, and that agent's last tool output. Where the
     task has no reference, every line that needs it is a missing verdict.
@@ -162,18 +162,15 @@ def _judge_answer(action: Action, gold: frozenset[int] | None, given: _Handed | 
 
 def _judge_solution(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
     value = text_value(action.text)
-    prose = _is_prose(action.text)
-    if value is None and not prose:
-        return 1.0, "hands on something that has no value"
+    if value is None:
+        return 1.0, "hands on something that comes to no number"
     if gold is None:
         return None, _NO_REFERENCE
-    if value is None:
-        return 4.0, "hands on prose without a number at its end"
     if value in gold:
         return 10.0, f"comes to {value}, the reference"
     if given is not None and value in given.values:
         return 8.0, f"comes to {value}: wrong, but what it was handed"
-    return (3.0 if prose else 2.0), f"comes to {value}, which is wrong"
+    return 2.0, f"comes to {value}, which is wrong"
 
 
 def _gold(reference: str | None) -> frozenset[int] | None:
