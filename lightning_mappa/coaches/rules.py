@@ -75,7 +75,7 @@ def text_value(text: str) -> int | None:
     if boxed is not None:
         return parse_integer(boxed)
     try:
-        return evaluate(text)
+        return evaluate(text.strip(" .$\n"))
     except ValueError:
         return _last_integer(text) if _is_prose(text) else None
 

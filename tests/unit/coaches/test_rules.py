@@ -150,7 +150,9 @@ def test_second_program_is_judged_as_code():
         ("It is 57.5", 1),
         ("I do not know", 1),
         ("The answer is 58.", 2),
-        ("57.", 1),
+        ("57.", 10),
+        ("$57$.", 10),
+        ("57 58", 1),
         ("", 1),
     ],
 )
