@@ -32,6 +32,14 @@ class NoteTrainedIds(Callback):
             )
 
 
+class Breaks(Callback):
+    """A callback with a bug."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.agent_id == "executor":
+            raise ZeroDivisionError("division by zero")
+
+
 class SignalSelf(Callback):
     """Sends this process a signal once the batch of `step` is done."""
 

@@ -103,9 +103,7 @@ def test_first_token_carries_the_action_return(drawn, chosen):
     tokens = credit(rows, replace(chosen, return_level="token", norm_unit="action"))
     whole = credit(rows, replace(chosen, return_level="action", norm_unit="action"))
     for key in whole:
-        assert per_token(tokens[key], kls[key])[0] == pytest.approx(
-            per_token(whole[key], kls[key])[0], abs=1e-5
-        )
+        assert per_token(tokens[key], kls[key])[0] == pytest.approx(per_token(whole[key], kls[key])[0], abs=1e-5)
 
 
 @given(episodes, actions)

@@ -42,9 +42,7 @@ def test_agent_scope_masks_the_same_agents_earlier_action():
     assert masks(episode([0.7, 0.5, 0.8, None]), "agent") == [None, None, UNKNOWN, MISSING]
 
 
-@pytest.mark.parametrize(
-    "reason", [MaskReason.PROMPT_TOO_LONG, MaskReason.TOOL_ERROR, MaskReason.INVALID, MISSING]
-)
+@pytest.mark.parametrize("reason", [MaskReason.PROMPT_TOO_LONG, MaskReason.TOOL_ERROR, MaskReason.INVALID, MISSING])
 def test_every_reason_without_a_reward_masks_earlier_actions(reason):
     rows = episode([0.7, 0.5, None, 0.3])
     rows[2] = replace(rows[2], masked=reason)
@@ -67,9 +65,7 @@ def test_an_action_keeps_its_own_reason_when_its_return_is_unknown_too():
     assert masks(rows, "trajectory") == [MaskReason.TRUNCATED, UNKNOWN, MISSING, None]
 
 
-@pytest.mark.parametrize(
-    ("scope", "expected"), [("trajectory", UNKNOWN), ("agent", UNKNOWN), ("action", None)]
-)
+@pytest.mark.parametrize(("scope", "expected"), [("trajectory", UNKNOWN), ("agent", UNKNOWN), ("action", None)])
 def test_cut_episode_counts_as_a_missing_verdict_at_its_end(scope, expected):
     rows = episode([0.7, 0.5], "cut") + episode([0.4, 0.9, 0.1, 0.2], "whole")
     made = masks(rows, scope, cut_episodes={"cut", "never acted"})
@@ -107,9 +103,7 @@ def test_frozen_agents_enter_sums_without_kl_and_get_no_credit():
     made = credit(rows, settings())
     assert list(made) == [("E1", 0), ("E1", 1), ("E2", 0), ("E2", 1)]
     # 6.996 + 4.994 + 8 + 3, and so on: B's scores without B's KL
-    assert [item.offset for item in made.values()] == pytest.approx(
-        [22.990, 15.994, 20.992, 18.994], abs=1e-12
-    )
+    assert [item.offset for item in made.values()] == pytest.approx([22.990, 15.994, 20.992, 18.994], abs=1e-12)
     assert made["E1", 0].mean == pytest.approx((22.990 + 15.994 + 20.992 + 18.994) / 4, abs=1e-12)
 
 
