@@ -92,6 +92,8 @@ class Bubblewrap:
                     *(drop if self.user_namespace else []),
                     *(self.binary, "--json-status-fd", str(status_fd)),
                     *self._namespaces(),
+                    # Before the interpreter, whose virtual environment may lie below it.
+                    *("--perms", "1777", "--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"),
                     *_file_system(),
                     *(("--proc", "/proc") if self.mount_proc else ()),
                     *_writable(limits, workspace),
@@ -236,7 +238,6 @@ def _writable(limits: Limits, workspace: Path) -> list[str]:
     size = str(limits.tmp_mb << 20)
     return [
         *("--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *("--perms", "1777", "--size", size, "--tmpfs", "/tmp"),
         *("--bind", str(workspace), WORKSPACE, "--chdir", WORKSPACE),
     ]
 
