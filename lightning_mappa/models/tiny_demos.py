@@ -83,7 +83,7 @@ class BriefPrompts:
 
     def observation(self, result: ToolResult) -> dict[str, str]:
         """What an agent reads after its code has run."""
-        return {"role": "tool", "content": observation([result], self._observation, limit=4000)}
+        return {"role": "tool", "content": observation([result], self._observation)}
 
 
 def run_code(text: str) -> ToolResult:

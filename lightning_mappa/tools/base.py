@@ -18,5 +18,8 @@ class Tool(Protocol):
         ...
 
     async def run(self, call: ToolCall, workspace: Path) -> ToolResult:
-        """Runs one call. Never raises for what the program did, never blocks the event loop."""
+        """Runs one call. Never raises for what the program did, never blocks the event loop.
+
+        The result is shown to agents and coach as it is: a tool cuts its own long output (`head_and_tail`).
+        """
         ...

@@ -10,16 +10,10 @@ from __future__ import annotations
 
 import re
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
-_THINKING_END = re.compile(r"\A.*</think>", re.DOTALL | re.IGNORECASE)
+from lightning_mappa.thinking import strip_thinking
+
 _OPENING = re.compile(r"(?P<indent>[ \t]*)(?P<fence>`{3,})[ \t]*(?P<language>[^\s`{]*)[^`]*")
 _LANGUAGES = frozenset({"python", "py"})
-
-
-def strip_thinking(text: str) -> str:
-    """Leaves out `<think>…</think>`, an unclosed `<think>…`, and everything before a `</think>` that the chat
-    template opened in the prompt."""
-    return _THINKING_END.sub("", _THINKING.sub("", text))
 
 
 def code_blocks(text: str) -> list[str]:

@@ -104,7 +104,10 @@ def clean(output: bytes) -> str:
 
 
 def head_and_tail(text: str, limit: int) -> str:
-    """At most `limit` characters of `text`, half from either end, around a line that counts the rest."""
+    """`text`, or when longer than `limit` characters its two ends, around a line that counts what is left out.
+
+    The ends have `limit` characters together; the line comes on top.
+    """
     if len(text) <= limit:
         return text
     tail = limit // 2

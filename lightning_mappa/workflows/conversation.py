@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.workflows.prompts import THINK
+from lightning_mappa.thinking import THINK
 
 ChatMessage = dict[str, str]
 _PROBE = "bb21f3c0"

@@ -9,18 +9,12 @@ from typing import Any
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, SamplingParams, Session
+from lightning_mappa.thinking import THINK, strip_thinking
 from lightning_mappa.tools.base import Tool
 from lightning_mappa.types import Action, ActionStatus, StopReason, Task, ToolCall, ToolResult, ToolStatus
 from lightning_mappa.workflows.base import Message
 from lightning_mappa.workflows.conversation import ChatFormat, Conversation
-from lightning_mappa.workflows.prompts import (
-    THINK,
-    PromptTemplate,
-    observation,
-    strip_thinking,
-    tool_output,
-    user_prompt,
-)
+from lightning_mappa.workflows.prompts import PromptTemplate, observation, tool_output, user_prompt
 
 _NOTHING = Generation(response_ids=(), log_probs=(), stop_reason=StopReason.NONE, policy_version=0)
 
@@ -41,13 +35,10 @@ class AgentSpec:
     tools: tuple[Tool, ...] = ()
     max_turns: int = 1
     """Generation calls each time the workflow lets it act; another follows only on a tool run."""
-    max_tool_chars: int = 4000
-    """Of a tool's stdout and of its stderr, each, as shown to agents."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_tool_chars"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"agents.{self.agent_id}.{name}={getattr(self, name)}: must be at least 1")
+        if self.max_turns < 1:
+            raise ConfigError(f"agents.{self.agent_id}.max_turns={self.max_turns}: must be at least 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,9 +76,9 @@ class AgentSeat:
             action = self._last = await self._take_turn(role, asked)
             if not action.tool_results:
                 break
-            handed_on = tool_output(action.tool_results[-1], spec.max_tool_chars)
+            handed_on = tool_output(action.tool_results[-1])
             role, asked = spec.chat.tool_role, self._observe(action)
-        text = strip_thinking(self._from_opening_tag(action.text))
+        text = strip_thinking(self._from_opening_tag(action.text)).strip()
         return Message(agent_id=spec.agent_id, role=spec.role, text=text, tool_output=handed_on)
 
     async def _take_turn(self, role: str, asked: str) -> Action:
@@ -132,7 +123,7 @@ class AgentSeat:
         return result
 
     def _observe(self, action: Action) -> str:
-        return observation(action.tool_results, self.spec.observation, self.spec.max_tool_chars)
+        return observation(action.tool_results, self.spec.observation)
 
     def _from_opening_tag(self, text: str) -> str:
         """The response with the opening of its thinking, which some templates put into the prompt."""

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_mappa.tools.code_blocks import code_blocks, strip_thinking
+from lightning_mappa.tools.code_blocks import code_blocks
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,6 @@ def test_code_in_thinking_is_not_code(text):
 @given(st.text(alphabet="ab \t\n", max_size=50).filter(str.strip))
 def test_a_program_comes_back_as_it_was_written(program):
     assert code_blocks(f"text\n```python\n{program}\n```\n") == [program + "\n"]
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n```python\n", "\n```\n"]), max_size=12))
-def test_nothing_of_thinking_is_left(pieces):
-    left = strip_thinking("".join(pieces))
-    assert "<think>" not in left
-    assert "</think>" not in left
 
 
 def test_five_megabytes_of_fences_are_read_in_time():

@@ -33,6 +33,16 @@ def test_no_control_character_survives(raw):
 def test_the_middle_is_left_out_and_counted():
     assert head_and_tail("0123456789", 10) == "0123456789"
     assert head_and_tail("0123456789", 5) == "012\n[… 5 characters left out …]\n89"
+    assert head_and_tail("0123456789", 1) == "0\n[… 9 characters left out …]\n"
+
+
+@given(st.text(), st.integers(1, 20))
+def test_both_ends_together_have_the_limit(text, limit):
+    head, line, tail = head_and_tail(text, limit).partition(f"\n[… {len(text) - limit} characters left out …]\n")
+    assert bool(line) == (len(text) > limit)
+    assert len(head + tail) == min(len(text), limit)
+    assert text.startswith(head)
+    assert text.endswith(tail)
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,10 @@ def test_the_observation_says_what_was_printed_or_what_went_wrong():
     fine = ToolResult(status=ToolStatus.OK, stdout="12\n", stderr="a warning")
     silent = ToolResult(status=ToolStatus.OK)
     failed = ToolResult(status=ToolStatus.NONZERO, stderr="NameError: x\n", reason="exit code 1")
-    assert observation([fine], template, 100) == "Output:\n12\n"
-    assert observation([silent], template, 100) == "Output:\n(nothing was printed)\n"
-    assert observation([failed], template, 100) == "The program failed (nonzero: exit code 1).\nNameError: x\n"
-    assert observation([fine, failed], template, 100).count("\n") == 4
+    assert observation([fine], template) == "Output:\n12\n"
+    assert observation([silent], template) == "Output:\n(nothing was printed)\n"
+    assert observation([failed], template) == "The program failed (nonzero: exit code 1).\nNameError: x\n"
+    assert observation([fine, failed], template).count("\n") == 4
 
 
 @pytest.mark.parametrize("agent_id", [*READS, "single"])
