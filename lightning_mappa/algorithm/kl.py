@@ -115,7 +115,5 @@ class AdaptiveKLController:
 
 def _bounded(key: str, value: float, *, zero: bool = False) -> float:
     if not math.isfinite(value) or value < 0.0 or (value == 0.0 and not zero):
-        raise ConfigError(
-            f"{key} is {value}; allowed: a finite number {'of at least' if zero else 'above'} 0"
-        )
+        raise ConfigError(f"{key} is {value}; allowed: a finite number {'of at least' if zero else 'above'} 0")
     return float(value)

@@ -52,9 +52,7 @@ def clipped_surrogate(
     """
     ratio = torch.exp((log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     unclipped = ratio * advantages
-    surrogate = torch.minimum(
-        unclipped, ratio.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high) * advantages
-    )
+    surrogate = torch.minimum(unclipped, ratio.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high) * advantages)
     clipped = surrogate < unclipped
     if dual_clip is not None:
         floor = dual_clip * advantages
