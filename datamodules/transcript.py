@@ -158,13 +158,11 @@ def _experience(record: Mapping[str, Any]) -> Experience:
 def _row(record: Mapping[str, Any]) -> ActionRow:
     if record["stats"] is None:
         raise ValueError("the action was never credited")
-    reward = record["reward"]
     return ActionRow(
         key=(record["episode_id"], record["index"]),
         agent_id=record["agent_id"],
         turn=record["turn"],
-        score=None if reward is None else 10.0 * reward,
-        reward=reward,
+        reward=record["reward"],
         masked=_known_before_credit(record),
         frozen=record["frozen"],
         kl_coef=record["kl_coef"],
@@ -181,5 +179,5 @@ def _own(row: ActionRow, stats: ActionStats | None, kl_coef: float) -> ActionRow
     """The row with what the agent says now; an action that it left out is invalid, as in a live run."""
     row = dataclasses.replace(row, frozen=False, kl_coef=kl_coef, stats=stats or row.stats)
     if stats is None and row.masked in (None, MaskReason.TRUNCATED):
-        return dataclasses.replace(row, masked=MaskReason.INVALID, reward=None, score=None)
+        return dataclasses.replace(row, masked=MaskReason.INVALID, reward=None)
     return row

@@ -84,8 +84,6 @@ class ActionRow:
     key: ActionKey
     agent_id: str
     turn: int
-    score: float | None
-    """0…10, None when the verdict is missing."""
     reward: float | None
     """0…1 after `rewards`, None when unknown."""
     masked: MaskReason | None

@@ -261,7 +261,6 @@ class Ledger:
                     key=key,
                     agent_id=action.agent_id,
                     turn=action.turn,
-                    score=None if reward is None else 10.0 * reward,
                     reward=reward,
                     masked=masked,
                     frozen=frozen,

@@ -82,7 +82,6 @@ class InProcessRun:
                     key=e.key,
                     agent_id=e.agent_id,
                     turn=e.turn,
-                    score=e.score,
                     reward=e.score / 10.0 if known and e.score is not None else None,
                     masked=masked,
                     frozen=False,

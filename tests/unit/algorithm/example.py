@@ -47,7 +47,6 @@ def row(
         key=(episode, index),
         agent_id=agent_id,
         turn=turn,
-        score=None if reward is None else reward * 10,
         reward=reward,
         masked=None,
         frozen=False,
@@ -59,7 +58,7 @@ def row(
 
 def example_rows(*, divide: float = 1.0) -> list[ActionRow]:
     return [
-        row(episode, index, agent, turn, score / divide, kls, score=score)
+        row(episode, index, agent, turn, score / divide, kls)
         for episode, scores, all_kls in zip(("E1", "E2"), SCORES, KLS, strict=True)
         for index, ((agent, turn), score, kls) in enumerate(zip(PLACES, scores, all_kls, strict=True))
     ]

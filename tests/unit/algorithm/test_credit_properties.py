@@ -144,7 +144,7 @@ def test_population_std_and_not_the_sample_one():
 @pytest.mark.parametrize("scores", [[7.0, 7.0, 7.0], [7.0, 7.0, 7.0, 7.0 + 5e-7]])
 @pytest.mark.parametrize("scope", ["action", "trajectory"])
 def test_constant_scores_get_no_advantage_whatever_the_kl(scores, scope):
-    rows = [row("E", k, "A", k, score / 10, [0.3 * k, -0.1], score=score) for k, score in enumerate(scores)]
+    rows = [row("E", k, "A", k, score / 10, [0.3 * k, -0.1]) for k, score in enumerate(scores)]
     made = credit(rows, settings(scope, return_level="token"))
     assert all(item.degenerate for item in made.values())
     assert made["E", 0].std > 0.0

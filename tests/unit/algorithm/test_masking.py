@@ -91,7 +91,7 @@ def test_masked_actions_count_nowhere(scope):
 
 def test_dropping_one_action_of_the_example_recomputes_the_statistics():
     rows = example_rows()
-    rows[7] = replace(rows[7], score=None, reward=None)
+    rows[7] = replace(rows[7], reward=None)
     made = credit(rows, settings("action"))
     expected = [6.996, 4.994, 7.996, 2.994, 1.998, 3.994, 6.002]
     assert made["E1", 0].mean == pytest.approx(sum(expected) / 7, abs=1e-12)

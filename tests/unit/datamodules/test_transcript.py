@@ -65,7 +65,6 @@ def rows_of(episodes):
             key=(action.episode_id, action.index),
             agent_id=action.agent_id,
             turn=0,
-            score=verdict.score,
             reward=None if verdict.score is None else verdict.score / 10,
             masked=MaskReason.MISSING_VERDICT if verdict.score is None else None,
             frozen=False,
