@@ -167,4 +167,4 @@ class Driver:
             self._saving, self._saved_version, self.record.state(), self._settings.keep_checkpoints
         )
         self._saving = None
-        self._runtime.posted_publish()
+        self._runtime.post_published()

@@ -35,6 +35,15 @@ class Job:
     kind: JobKind
     number: int
 
+    def __str__(self) -> str:
+        names = {
+            "evaluate": "the evaluation at version",
+            "boundary": "the boundary before step",
+            "rollout": "the rollout of step",
+            "publish": "the joint checkpoint of version",
+        }
+        return f"{names[self.kind]} {self.number}"
+
 
 class LocalRuntime:
     """Runs one Trainer thread per trained agent and tells the driver what they wait for.
@@ -49,11 +58,13 @@ class LocalRuntime:
         self.max_steps = max_steps
         self.sync_s = 0.0
         """Seconds spent in weight sync since the driver last reset it."""
+        self.evaluations: dict[int, Mapping[str, float]] = {}
+        """Of the selection split, by policy version."""
         self._turn = Turn((DRIVER, *ledger.trained_agents), deadline_s)
         self._wants: dict[str, Job] = {}
-        self._evaluations: dict[int, Mapping[str, float]] = {}
         self._boundary = first_step - 1
         self._checkpoint_folder: Path | None = None
+        self._checkpoint_version = first_step
         self._saved: set[str] = set()
         self._published = True
         self._last_step: int | None = None
@@ -76,7 +87,7 @@ class LocalRuntime:
             try:
                 drive()
             except BaseException as error:
-                self._errors.setdefault(DRIVER, error)
+                self.fail(DRIVER, error)
         for thread in threads:
             thread.join(timeout=JOIN_S)
         first = next(iter(self._errors.values()), None)
@@ -89,38 +100,36 @@ class LocalRuntime:
         return self._pending() if self.ledger.active else None
 
     def post_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._evaluations[version] = dict(metrics)
+        self.evaluations[version] = dict(metrics)
 
     def post_boundary(self, version: int, checkpoint_folder: Path | None) -> None:
         """Lets the agents into step `version`; with a folder, each saves its part there first."""
         self._boundary = version
-        self._begin_saving(checkpoint_folder)
+        self._begin_saving(version, checkpoint_folder)
 
     def post_rollout(self, step: int, episodes: Sequence[ScoredEpisode]) -> None:
         self.ledger.open_step(step, episodes)
 
-    def posted_publish(self) -> None:
+    def post_published(self) -> None:
+        """The joint checkpoint is visible: whoever waits for it goes on."""
         self._published = True
 
     def end(self, last_step: int, checkpoint_folder: Path | None = None) -> None:
         """No step after `last_step`; with a folder, each agent still saves its part there."""
         self._last_step = last_step if self._last_step is None else min(last_step, self._last_step)
         if checkpoint_folder is not None:
-            self._begin_saving(checkpoint_folder)
+            self._begin_saving(last_step + 1, checkpoint_folder)
 
-    @property
-    def failed(self) -> bool:
-        return bool(self._errors)
-
-    def _begin_saving(self, folder: Path | None) -> None:
+    def _begin_saving(self, version: int, folder: Path | None) -> None:
         self._checkpoint_folder = folder
+        self._checkpoint_version = version
         self._saved = set()
         self._published = folder is None
 
     def _pending(self) -> Job | None:
         active = self.ledger.active
         if not self._published and all(agent in self._saved for agent in active):
-            return Job("publish", self._boundary)
+            return Job("publish", self._checkpoint_version)
         wants = [self._wants.get(agent) for agent in active]
         for kind in ("evaluate", "boundary", "rollout"):
             numbers = {want.number for want in wants if want is not None and want.kind == kind}
@@ -132,12 +141,13 @@ class LocalRuntime:
         return None
 
     def _done(self, job: Job) -> bool:
-        """Whether the driver has answered, though the agents have not had their turn yet."""
+        """Whether the driver has answered, perhaps by ending the run before that step."""
         if job.kind == "evaluate":
-            return job.number in self._evaluations
-        if job.kind == "boundary":
-            return self._boundary >= job.number or self._over(job.number)
-        return self._over(job.number) or (self.ledger.step is not None and self.ledger.step.number == job.number)
+            return job.number in self.evaluations
+        if job.kind == "publish":
+            return self._published
+        over = self._last_step is not None and job.number > self._last_step
+        return over or (self._boundary >= job.number if job.kind == "boundary" else self.is_open(job.number))
 
     # -- the Trainers' side -----------------------------------------------------------------------------
 
@@ -151,19 +161,38 @@ class LocalRuntime:
                 except BaseException as error:
                     link.leave(error)
         except BaseException as error:
-            self._errors.setdefault(agent_id, error)
+            self.fail(agent_id, error)
 
-    def _wait_for(self, agent_id: str, job: Job | None, met: Callable[[], bool], what: str) -> None:
-        """Waits for `met` or the end of the run; `job` is what the driver should do meanwhile."""
-        if job is not None:
-            self._wants[agent_id] = job
-        self._turn.wait(agent_id, lambda: met() or self.failed, what)
-        self._wants.pop(agent_id, None)
+    def ask(self, agent_id: str, job: Job) -> None:
+        """Waits until the driver has done `job`. Raises `RunEnded` when the run breaks off before."""
+        self._wants[agent_id] = job
+        try:
+            self.wait(agent_id, lambda: self._done(job), str(job))
+        finally:
+            del self._wants[agent_id]
+
+    def wait(self, agent_id: str, met: Callable[[], bool], what: str) -> None:
+        """Waits for `met`. Raises `RunEnded` when the run breaks off before."""
+        self._turn.wait(agent_id, lambda: met() or bool(self._errors), what)
         if not met():
             raise RunEnded(f"the run ended while {agent_id} waited for {what}")
 
-    def _over(self, step: int) -> bool:
-        return self._last_step is not None and step > self._last_step
+    def is_open(self, step: int) -> bool:
+        """Whether the ledger holds the episodes of `step`."""
+        return self.ledger.step is not None and self.ledger.step.number == step
+
+    def checkpoint_part(self, agent_id: str) -> Path | None:
+        """The file that the agent still has to save; None when there is none."""
+        if self._checkpoint_folder is None or agent_id in self._saved:
+            return None
+        return self._checkpoint_folder / f"{agent_id}.ckpt"
+
+    def part_saved(self, agent_id: str) -> None:
+        self._saved.add(agent_id)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Breaks the run off: every wait ends, and `run` raises the first error."""
+        self._errors.setdefault(name, error)
 
 
 class LocalLink:
@@ -176,45 +205,26 @@ class LocalLink:
         self.max_steps = runtime.max_steps
 
     def checkpoint_path(self, version: int) -> Path | None:
-        run = self._runtime
-        run._wait_for(
-            self.agent_id,
-            Job("boundary", version),
-            lambda: run._boundary >= version or run._over(version),
-            f"the boundary before step {version}",
-        )
-        if run._checkpoint_folder is None or self.agent_id in run._saved:
-            return None
-        return run._checkpoint_folder / f"{self.agent_id}.ckpt"
+        self._runtime.ask(self.agent_id, Job("boundary", version))
+        return self._runtime.checkpoint_part(self.agent_id)
 
     def checkpoint_saved(self, version: int) -> None:
-        run = self._runtime
-        run._saved.add(self.agent_id)
-        run._wait_for(self.agent_id, None, lambda: run._published, f"the joint checkpoint of version {version}")
+        self._runtime.part_saved(self.agent_id)
+        self._runtime.ask(self.agent_id, Job("publish", version))
 
     def experience(self, step: int) -> Sequence[Experience]:
-        run = self._runtime
-
-        def opened() -> bool:
-            return run.ledger.step is not None and run.ledger.step.number == step
-
-        run._wait_for(
-            self.agent_id,
-            Job("rollout", step),
-            lambda: opened() or run._over(step),
-            f"the rollout of step {step}",
-        )
-        if not opened():
+        self._runtime.ask(self.agent_id, Job("rollout", step))
+        if not self._runtime.is_open(step):
             raise RunEnded(f"the run ended before step {step}")
-        return run.ledger.experiences(step, self.agent_id)
+        return self._runtime.ledger.experiences(step, self.agent_id)
 
     def exchange(
         self, step: int, stats: Mapping[ActionKey, ActionStats], kl_coef: float
     ) -> Mapping[ActionKey, ActionCredit]:
-        run = self._runtime
-        run.ledger.post(step, self.agent_id, stats, kl_coef)
-        run._wait_for(self.agent_id, None, run.ledger.posted, f"the credit of step {step}")
-        return run.ledger.credits_of(step, self.agent_id)
+        ledger = self._runtime.ledger
+        ledger.post(step, self.agent_id, stats, kl_coef)
+        self._runtime.wait(self.agent_id, ledger.posted, f"the credit of step {step}")
+        return ledger.credits_of(step, self.agent_id)
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         self._runtime.ledger.report(step, self.agent_id, metrics)
@@ -227,19 +237,13 @@ class LocalLink:
         run.sync_s += time.monotonic() - start
 
     def evaluation(self, version: int) -> Mapping[str, float]:
-        run = self._runtime
-        run._wait_for(
-            self.agent_id,
-            Job("evaluate", version),
-            lambda: version in run._evaluations,
-            f"the evaluation at version {version}",
-        )
-        return run._evaluations[version]
+        self._runtime.ask(self.agent_id, Job("evaluate", version))
+        return self._runtime.evaluations[version]
 
     def leave(self, error: BaseException | None = None) -> None:
         run = self._runtime
         if error is not None and not isinstance(error, RunEnded):
-            run._errors.setdefault(self.agent_id, error)
+            run.fail(self.agent_id, error)
         run.ledger.leave(self.agent_id)
         step = run.ledger.step
         run.end(-1 if step is None else step.number)
