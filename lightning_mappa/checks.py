@@ -9,25 +9,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_mappa.algorithm.choices import check_choice
+from lightning_mappa.algorithm.choices import ALGORITHM_OPTIONS, check_choice
 from lightning_mappa.build import check_target
 from lightning_mappa.errors import ConfigError, NotAvailableError
 
 CHOICES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "algorithm.adv_estimator": (
-        ("reinforce_plus_plus",),
-        ("reinforce_plus_plus_baseline", "rloo", "grpo"),
-    ),
-    "algorithm.policy_loss": (("ppo",), ("gspo", "cispo")),
-    "algorithm.reward": (("process", "outcome", "mix"), ()),
-    "algorithm.return_scope": (("action", "agent", "trajectory"), ()),
-    "algorithm.return_level": (("action", "token"), ()),
-    "algorithm.return_agg": (("sum", "mean"), ()),
-    "algorithm.baseline": (("none", "agent_turn"), ()),
-    "algorithm.norm_scope": (("agent", "all"), ()),
-    "algorithm.norm_unit": (("action", "token"), ()),
-    "algorithm.truncated": (("score", "mask"), ()),
-    "algorithm.loss_agg_mode": (("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"), ()),
+    **ALGORITHM_OPTIONS,
     "engine.name": (("transformers",), ("vllm",)),
     "runtime.name": (("local",), ("ray",)),
     "strategy": (("single_device",), ("ddp", "fsdp", "zero1", "zero2", "zero3", "zero3_offload")),

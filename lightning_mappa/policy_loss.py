@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lightning_mappa.algorithm.choices import check_option
 from lightning_mappa.algorithm.losses import (
     aggregate,
     check_clipping,
-    check_loss_agg_mode,
-    check_policy_loss,
     clipped_surrogate,
     correction_weights,
     loss_denominator,
@@ -35,8 +34,8 @@ class PolicyLoss:
     """Cap of the weight exp(old - rollout) per token; None weighs nothing."""
 
     def __post_init__(self) -> None:
-        check_policy_loss(self.name)
-        check_loss_agg_mode(self.loss_agg_mode)
+        check_option("algorithm.policy_loss", self.name)
+        check_option("algorithm.loss_agg_mode", self.loss_agg_mode)
         check_clipping(
             clip_ratio_low=self.clip_ratio_low, clip_ratio_high=self.clip_ratio_high, dual_clip=self.dual_clip
         )

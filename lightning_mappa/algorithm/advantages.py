@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 
-from lightning_mappa.algorithm.choices import check_choice
+from lightning_mappa.algorithm.choices import check_option
 from lightning_mappa.algorithm.moments import Term, mean_and_std, total
 from lightning_mappa.errors import NotAvailableError
 from lightning_mappa.types import ActionKey, MaskReason
@@ -23,17 +23,6 @@ from lightning_mappa.types import ActionKey, MaskReason
 _EPS = 1e-8
 _CONSTANT_STD = 1e-6
 """Rewards, whose range is 1, that differ by less carry no signal: scaling them up would scale rounding."""
-
-_CHOICES = {
-    "adv_estimator": ("reinforce_plus_plus",),
-    "return_scope": ("trajectory", "agent", "action"),
-    "return_level": ("action", "token"),
-    "return_agg": ("sum", "mean"),
-    "baseline": ("none", "agent_turn"),
-    "norm_scope": ("all", "agent"),
-    "norm_unit": ("action", "token"),
-}
-_LATER_ESTIMATORS = ("reinforce_plus_plus_baseline", "rloo", "grpo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +47,9 @@ class CreditSettings:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            later = _LATER_ESTIMATORS if name == "adv_estimator" else ()
-            check_choice(f"algorithm.{name}", getattr(self, name), allowed, later=later)
+        for field in fields(self):
+            if field.name != "gamma":
+                check_option(f"algorithm.{field.name}", getattr(self, field.name))
         if self.gamma != 1.0:
             raise NotAvailableError(f"algorithm.gamma={self.gamma} is not available; allowed: 1.0")
 

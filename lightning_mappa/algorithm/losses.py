@@ -5,24 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_mappa.algorithm.choices import check_choice
+from lightning_mappa.algorithm.choices import check_option
 from lightning_mappa.errors import ConfigError
-
-POLICY_LOSSES = ("ppo",)
-LATER_POLICY_LOSSES = ("gspo", "cispo")
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 
 MAX_LOG_RATIO = 20.0
 """Beyond it exp is cut: a log-ratio of 95 overflows float32, and its gradient with it."""
-
-
-def check_policy_loss(name: str) -> None:
-    """Raises `NotAvailableError` for gspo and cispo, `ConfigError` for any other name but ppo."""
-    check_choice("algorithm.policy_loss", name, POLICY_LOSSES, later=LATER_POLICY_LOSSES)
-
-
-def check_loss_agg_mode(mode: str) -> None:
-    check_choice("algorithm.loss_agg_mode", mode, LOSS_AGG_MODES)
 
 
 def check_clipping(*, clip_ratio_low: float, clip_ratio_high: float, dual_clip: float | None) -> None:
@@ -76,7 +63,7 @@ def loss_denominator(mask_BT: Tensor, mode: str) -> int:
 
     Counts of its parts add up, over micro-batches and over ranks. 0 means that no optimizer step is due.
     """
-    check_loss_agg_mode(mode)
+    check_option("algorithm.loss_agg_mode", mode)
     if mode == "token-mean":
         return int(mask_BT.sum())
     return int(mask_BT.any(dim=1).sum())
@@ -88,7 +75,7 @@ def aggregate(loss_BT: Tensor, mask_BT: Tensor, mode: str, *, denominator: int) 
     mask_BT: bool. `denominator` is `loss_denominator` of the whole mini-batch over all ranks, not of these
     rows. Rows without an unmasked token give a 0 that stays in the graph.
     """
-    check_loss_agg_mode(mode)
+    check_option("algorithm.loss_agg_mode", mode)
     kept_BT = torch.where(mask_BT, loss_BT, 0.0)
     if mode == "seq-mean-token-mean":
         kept_BT = kept_BT / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)

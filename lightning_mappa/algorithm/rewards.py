@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_mappa.algorithm.choices import check_choice
+from lightning_mappa.algorithm.choices import check_option
 
 SCORE_RANGE = 10.0
 """Scores run from 0 to 10 and rewards from 0 to 1 for every task kind: beta means the same everywhere."""
-
-REWARD_MODES = ("process", "outcome", "mix")
 
 
 def action_reward(
@@ -24,7 +22,7 @@ def action_reward(
     actions; `mix` process_weight · score / 10 + outcome_weight · outcome, where a part of weight 0 is not
     needed. The other modes read no weight. Raises `ConfigError` for another mode.
     """
-    check_choice("algorithm.reward", mode, REWARD_MODES)
+    check_option("algorithm.reward", mode)
     process = None if score is None else score / SCORE_RANGE
     if mode == "process":
         return process

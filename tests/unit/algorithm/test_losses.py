@@ -8,17 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_mappa.algorithm.choices import ALGORITHM_OPTIONS, check_option
 from lightning_mappa.algorithm.losses import (
-    LOSS_AGG_MODES,
     aggregate,
     check_clipping,
-    check_loss_agg_mode,
-    check_policy_loss,
     clipped_surrogate,
     correction_weights,
     loss_denominator,
 )
 from lightning_mappa.errors import ConfigError, NotAvailableError
+
+LOSS_AGG_MODES, _ = ALGORITHM_OPTIONS["algorithm.loss_agg_mode"]
 
 
 def loss_and_gradient(log_ratio, advantage, *, low=0.2, high=0.2, dual_clip=None, dtype=torch.float64):
@@ -195,14 +195,14 @@ def test_cutting_into_micro_batches_changes_neither_loss_nor_gradient(lengths, m
 
 
 def test_option_names():
-    check_policy_loss("ppo")
+    check_option("algorithm.policy_loss", "ppo")
     for name in ("gspo", "cispo"):
         with pytest.raises(NotAvailableError, match=f"algorithm.policy_loss={name} is not available"):
-            check_policy_loss(name)
+            check_option("algorithm.policy_loss", name)
     with pytest.raises(ConfigError, match=r"algorithm.policy_loss is 'vpg'; allowed: ppo"):
-        check_policy_loss("vpg")
+        check_option("algorithm.policy_loss", "vpg")
     with pytest.raises(ConfigError, match=r"algorithm.loss_agg_mode is 'sum'; allowed: token-mean, seq-mean"):
-        check_loss_agg_mode("sum")
+        loss_denominator(torch.ones(1, 1, dtype=torch.bool), "sum")
 
 
 @pytest.mark.parametrize(
