@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from lightning_mappa.agent_trainer import agent_parts, train_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
-from lightning_mappa.build import build
-from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted
 from lightning_mappa.export import export_agents, joint_selection
@@ -25,7 +21,7 @@ from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
 from lightning_mappa.rollout.ledger import Ledger, RewardSettings
 from lightning_mappa.run_folder import RunFolder, restore_random_states
-from lightning_mappa.runtime.local import LocalLink, LocalRuntime
+from lightning_mappa.runtime.local import LocalRuntime
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
     Environment,
@@ -37,7 +33,7 @@ from lightning_mappa.system import (
     quiet_libraries,
     seed_everything,
 )
-from lightning_mappa.tasks.base import TaskSource
+from lightning_mappa.tasks.base import Split, TaskSource
 from lightning_mappa.types import Task
 
 CREDIT_KEYS = (
@@ -49,19 +45,6 @@ CREDIT_KEYS = (
     "norm_scope",
     "norm_unit",
 )
-LOSS_KEYS = (
-    "policy_loss",
-    "loss_agg_mode",
-    "clip_ratio_low",
-    "clip_ratio_high",
-    "dual_clip",
-    "rollout_correction",
-    "mini_batch_size",
-    "micro_batch_size",
-    "logprob_chunk_size",
-    "max_skipped_steps",
-)
-OPTIMIZER_KEYS = ("betas", "weight_decay", "warmup_ratio", "min_lr_ratio", "grad_clip")
 
 
 def fit(cfg: DictConfig) -> dict[str, Any]:
@@ -81,32 +64,40 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[str, Any]:
-    train_tasks, selection_tasks = (_tasks(environment.source, cfg, split) for split in ("train", "selection"))
+    # 1. All that can be wrong with config and data shows here, before there is a folder.
+    train_tasks = _tasks(environment.source, "train")
+    selection_tasks = _tasks(environment.source, "selection")[: cfg.datamodule.val_limit]
     agents = load_agents(cfg)
     engine = build_engine(cfg, agents)
     coordinator = build_coordinator(cfg, environment, agents, engine)
-    modules = {agent_id: _module(cfg, agent) for agent_id, agent in agents.items() if agent.trained}
-    kits = {agent_id: _kit(cfg, folder, agent_id) for agent_id in modules}
+    parts = {agent_id: agent_parts(cfg, agent) for agent_id, agent in agents.items() if agent.trained}
+    ledger_settings = _credit_settings(cfg), _reward_settings(cfg)
     if cfg.resume is None:
         folder.create(cfg)
 
     with folder.writing():
+        # 2. Where the run stands: at step 0, or at its last joint checkpoint.
         checkpoint = None if cfg.resume is None else _last_checkpoint(folder)
         state = None if checkpoint is None else restore_random_states(checkpoint)
         first_step = 0 if state is None else int(state["version"])
-        trained = {agent_id: agent.trained for agent_id, agent in agents.items()}
-        runtime = LocalRuntime(
-            Ledger(trained, _credit_settings(cfg), _reward_settings(cfg), first_version=first_step),
-            engine,
-            first_step=first_step,
-            max_steps=cfg.trainer.max_steps,
-            deadline_s=cfg.runtime.deadline_s,
-        )
+
+        # 3. What is written down and shown of it.
         progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
         record = RunRecord(folder, list(agents), progress)
         if state is not None:
             record.load_state(state)
             folder.rewind(first_step)
+
+        # 4. Trainers and driver, and the runtime between them.
+        trained = {agent_id: agent.trained for agent_id, agent in agents.items()}
+        runtime = LocalRuntime(
+            Ledger(trained, *ledger_settings, first_version=first_step),
+            engine,
+            first_step=first_step,
+            max_steps=cfg.trainer.max_steps,
+            deadline_s=cfg.runtime.deadline_s,
+        )
+        trainers = {agent_id: partial(train_agent, cfg, folder, part, checkpoint) for agent_id, part in parts.items()}
         driver = Driver(
             settings=_driver_settings(cfg),
             runtime=runtime,
@@ -117,27 +108,16 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
             record=record,
             stop=StopRequest(),
         )
-        bodies = {
-            agent_id: _trainer_body(cfg, folder, checkpoint, module, kits[agent_id])
-            for agent_id, module in modules.items()
-        }
-        _work(runtime, driver, bodies, progress)
+
+        # 5. Work until the last Trainer has left, then sum up and export.
+        with progress, driver.stop.on_signals():
+            try:
+                runtime.run(trainers, driver.drive)
+            except BaseException as error:
+                record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
+                raise
+        modules = {agent_id: part.module for agent_id, part in parts.items()}
         return _conclude(folder, record, agents, modules, stopped=driver.stopped)
-
-
-def _work(
-    runtime: LocalRuntime,
-    driver: Driver,
-    bodies: Mapping[str, Callable[[LocalLink], None]],
-    progress: RunProgress,
-) -> None:
-    """Until the last Trainer has left. A run that breaks off says why in its summary."""
-    with progress, driver.stop.on_signals():
-        try:
-            runtime.run(bodies, driver.drive)
-        except BaseException as error:
-            driver.record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
-            raise
 
 
 def _conclude(
@@ -160,52 +140,6 @@ def _conclude(
     return summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
-    """What the config gives one agent's Trainer beside the module."""
-
-    callbacks: list[Callback]
-    loggers: list[Logger]
-
-
-def _kit(cfg: DictConfig, folder: RunFolder, agent_id: str) -> Kit:
-    callbacks = [build(node, f"callbacks.{name}") for name, node in cfg.callbacks.items()]
-    for name, callback in zip(cfg.callbacks, callbacks, strict=True):
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"callbacks.{name} is a {type(callback).__name__}; allowed: a Lightning Callback")
-    loggers = [build(node, f"logger.{name}", name=agent_id) for name, node in cfg.logger.items()]
-    return Kit(callbacks=callbacks, loggers=loggers)
-
-
-def _trainer_body(
-    cfg: DictConfig, folder: RunFolder, checkpoint: Path | None, module: AgentModule, kit: Kit
-) -> Callable[[LocalLink], None]:
-    """One agent's life in its thread: a Lightning Trainer whose only epoch is the run."""
-
-    def body(link: LocalLink) -> None:
-        trainer = Trainer(
-            accelerator=cfg.trainer.accelerator,
-            devices=1,
-            default_root_dir=folder.agent(module.agent_id),
-            max_epochs=1,
-            limit_train_batches=cfg.trainer.max_steps,
-            val_check_interval=min(cfg.trainer.val_check_interval, cfg.trainer.max_steps),
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-            log_every_n_steps=1,
-            use_distributed_sampler=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in kit.callbacks),
-            callbacks=kit.callbacks,
-            logger=kit.loggers or False,
-        )
-        part = None if checkpoint is None else checkpoint / f"{module.agent_id}.ckpt"
-        trainer.fit(module, datamodule=RolloutDataModule(link), ckpt_path=part, weights_only=True)
-
-    return body
-
-
 def _last_checkpoint(folder: RunFolder) -> Path:
     checkpoint, passed_over = folder.last_checkpoint()
     for fault in passed_over:
@@ -213,29 +147,11 @@ def _last_checkpoint(folder: RunFolder) -> Path:
     return checkpoint
 
 
-def _module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:
-    node = cfg.agents[agent.agent_id]
-    optimizer: Any = OmegaConf.to_container(cfg.optimizer)
-    settings: dict[str, Any] = {
-        **{key: cfg.algorithm[key] for key in LOSS_KEYS},
-        **{key: optimizer[key] for key in OPTIMIZER_KEYS},
-    }
-    return AgentModule(
-        agent.agent_id,
-        agent.model,
-        lr=node.lr,
-        gradient_checkpointing=node.model.gradient_checkpointing,
-        max_steps=cfg.trainer.max_steps,
-        **settings,
-    )
-
-
-def _tasks(source: TaskSource, cfg: DictConfig, split: str) -> Sequence[Task]:
-    tasks = source.tasks(split)  # type: ignore[arg-type]
-    limit = cfg.datamodule.val_limit if split == "selection" else None
+def _tasks(source: TaskSource, split: Split) -> Sequence[Task]:
+    tasks = source.tasks(split)
     if not tasks:
         raise ConfigError(f"task: the {split} split holds no task")
-    return tasks[:limit]
+    return tasks
 
 
 def _credit_settings(cfg: DictConfig) -> CreditSettings:
