@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_mappa.errors import InfrastructureError
 from lightning_mappa.record import RunRecord, evaluation_metrics
 from lightning_mappa.rollout.coordinator import Rollout, RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.task_order import step_tasks
@@ -151,7 +152,9 @@ class Driver:
 
         try:
             return asyncio.run(collect())
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not self.stop.requested:
+                raise InfrastructureError(f"the rollout of step {plan.step} was cancelled by nobody known") from error
             return None
 
     def _close_step(self) -> None:

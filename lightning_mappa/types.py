@@ -151,7 +151,7 @@ class Episode:
     outcome: float | None = None
     """0…1 from the verifier in code; None where it could not be determined."""
     sample: int = 0
-    """Which of `n_samples_per_prompt`, from 0."""
+    """Which sample of its task in this rollout, from 0; a task that comes up again goes on counting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lightning_mappa.algorithm.rewards import SCORE_RANGE
 from lightning_mappa.coaches.base import Coach
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
@@ -74,7 +76,7 @@ class RolloutCoordinator:
         workspaces: makes the private folder of one episode, removed when the context ends.
         max_episodes_in_flight: episodes are played in windows of this many, so that which requests share a
             decoding wave does not depend on timing.
-        deadline_s: an episode that takes longer is cut and fails with that reason.
+        deadline_s: an episode that takes longer is cut and fails with that reason; a verdict that does is missing.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class RolloutCoordinator:
         Raises `InfrastructureError` when all of them failed; fewer are data.
         """
         start = time.monotonic()
-        jobs = [
-            (plan.episode_id(index, sample), task, sample)
-            for index, task in enumerate(plan.tasks)
-            for sample in range(plan.n_samples)
-        ]
+        jobs = []
+        played: Counter[str] = Counter()
+        for index, task in enumerate(plan.tasks):
+            # A task that comes up again in a step goes on counting: seeds are of task and sample.
+            before = played[task.id]
+            played[task.id] += plan.n_samples
+            jobs += [(plan.episode_id(index, i), task, before + i) for i in range(plan.n_samples)]
         scoring: list[asyncio.Task[ScoredEpisode]] = []
         for first in range(0, len(jobs), self._window):
             await self._play_window(plan, jobs[first : first + self._window], scoring)
@@ -163,6 +167,10 @@ class RolloutCoordinator:
                 seats = {agent: self._seat_for(agent, context) for agent in self._workflow.agent_ids}
                 async with asyncio.timeout(self._deadline_s):
                     text = await self._workflow.run(task, seats)
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            status, reason = EpisodeStatus.FAILED, "the workflow cancelled itself"
         except MappaError as error:
             if not isinstance(error, InfrastructureError):
                 raise
@@ -192,12 +200,22 @@ class RolloutCoordinator:
 
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
         try:
-            return await self._coach.score(episode, index)
+            async with asyncio.timeout(self._deadline_s):
+                verdict = await self._coach.score(episode, index)
         except MappaError:
             raise
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            return self._missing("the coach cancelled itself")
         except Exception as error:
-            reason = f"the coach raised {type(error).__name__}: {error}"
-            return Verdict(score=None, reason=reason, coach=self._coach.name)
+            return self._missing(f"the coach raised {type(error).__name__}: {error}")
+        if verdict.score is not None and not 0 <= verdict.score <= SCORE_RANGE:
+            return self._missing(f"the coach gave {verdict.score:g}, which is not in 0 … {SCORE_RANGE:g}")
+        return verdict
+
+    def _missing(self, reason: str) -> Verdict:
+        return Verdict(score=None, reason=reason, coach=self._coach.name)
 
     @staticmethod
     def _refuse_total_failure(plan: RolloutPlan, episodes: Sequence[ScoredEpisode]) -> None:
@@ -206,3 +224,9 @@ class RolloutCoordinator:
             raise InfrastructureError(
                 f"all {len(failed)} episodes of {plan.split} step {plan.step} failed; the first: {failed[0].reason}"
             )
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was told to stop, and not merely something that it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
