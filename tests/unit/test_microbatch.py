@@ -4,7 +4,7 @@ from lightning_mappa.datamodules.collate import collate
 from lightning_mappa.microbatch import cut, forward, forward_in_pieces
 from lightning_mappa.policy import TokenLogProbs
 from lightning_mappa.testing import tiny_llama
-from lightning_mappa.types import Experience
+from tests.unit.factories import make_experience
 
 VOCAB = 24
 
@@ -13,16 +13,7 @@ def make_batch():
     responses = [(5, 6, 7), (), (8,), (9, 10, 11, 12)]
     return collate(
         [
-            Experience(
-                key=(f"e{row}", 0),
-                agent_id="solver",
-                turn=0,
-                prompt_ids=tuple(range(1, 3 + row)),
-                response_ids=ids,
-                rollout_log_probs=(-1.0,) * len(ids),
-                score=5.0,
-                temperature=0.7,
-            )
+            make_experience(key=(f"e{row}", 0), prompt_ids=tuple(range(1, 3 + row)), response_ids=ids, temperature=0.7)
             for row, ids in enumerate(responses)
         ],
         step=0,

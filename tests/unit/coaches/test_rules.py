@@ -5,16 +5,8 @@ import asyncio
 import pytest
 
 from lightning_mappa.coaches.rules import RulesCoach, text_value
-from lightning_mappa.types import (
-    Action,
-    ActionStatus,
-    Episode,
-    EpisodeStatus,
-    StopReason,
-    Task,
-    ToolResult,
-    ToolStatus,
-)
+from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, Task, ToolResult, ToolStatus
+from tests.unit.factories import make_action
 
 OK, NONZERO, TIMEOUT = ToolStatus.OK, ToolStatus.NONZERO, ToolStatus.TIMEOUT
 
@@ -22,21 +14,7 @@ OK, NONZERO, TIMEOUT = ToolStatus.OK, ToolStatus.NONZERO, ToolStatus.TIMEOUT
 def action(agent_id, text, *, turn=0, output=None, ran=OK, status=ActionStatus.OK):
     """`output` None is an action that ran no code."""
     results = () if output is None else (ToolResult(status=ran, stdout=output),)
-    return Action(
-        episode_id="e",
-        index=0,
-        agent_id=agent_id,
-        role=agent_id,
-        turn=turn,
-        prompt_ids=(1,),
-        response_ids=(2,),
-        rollout_log_probs=(-0.1,),
-        prompt_text="",
-        text=text,
-        status=status,
-        stop_reason=StopReason.STOP,
-        tool_results=results,
-    )
+    return make_action(agent_id=agent_id, text=text, turn=turn, status=status, tool_results=results)
 
 
 def mathchat(solution="(12+7)*3", output="57\n", report="57", answer=r"\boxed{57}", ran=OK):

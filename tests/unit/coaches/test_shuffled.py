@@ -11,12 +11,12 @@ import pytest
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import Verdict
-from tests.unit.rollout.test_ledger import action, scored
+from tests.unit.factories import make_action, make_scored
 
 
 def verdicts_of(coach, scores: list[float | None]) -> list[Verdict]:
     async def all_of_them() -> list[Verdict]:
-        episodes = [scored(f"e{i}", [action(f"e{i}", 0, "a")], [score]).episode for i, score in enumerate(scores)]
+        episodes = [make_scored(f"e{i}", [make_action()], [score]).episode for i, score in enumerate(scores)]
         return [await coach.score(episode, 0) for episode in episodes]
 
     return asyncio.run(all_of_them())

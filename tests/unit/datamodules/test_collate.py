@@ -3,18 +3,16 @@ import dataclasses
 import torch
 
 from lightning_mappa.datamodules.collate import collate
-from lightning_mappa.types import Experience, MaskReason
+from lightning_mappa.types import MaskReason
+from tests.unit.factories import make_experience
 
 
 def experience(index, prompt_ids, response_ids, rollout_log_probs):
-    return Experience(
+    return make_experience(
         key=("e", index),
-        agent_id="solver",
-        turn=index,
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         rollout_log_probs=rollout_log_probs,
-        score=5.0,
     )
 
 

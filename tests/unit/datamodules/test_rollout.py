@@ -9,7 +9,8 @@ from lightning_mappa.errors import DataError
 from lightning_mappa.models.load import trained_tensors
 from lightning_mappa.module import AgentModule
 from lightning_mappa.testing import tiny_llama
-from lightning_mappa.types import Experience, MaskReason
+from lightning_mappa.types import MaskReason
+from tests.unit.factories import make_experience
 from tests.unit.in_process import VOCAB, InProcessRun, make_trainer
 
 
@@ -25,15 +26,7 @@ def fit(tmp_path, run, *, callbacks=(), ckpt_path=None, **options):
     return trainer, data
 
 
-GOOD = Experience(
-    key=("e", 0),
-    agent_id="solver",
-    turn=0,
-    prompt_ids=(1, 2),
-    response_ids=(3, 4),
-    rollout_log_probs=(-0.5, -1.5),
-    score=5.0,
-)
+GOOD = make_experience()
 FAULTS = {
     "another agent": {"agent_id": "verifier"},
     "lengths differ": {"rollout_log_probs": (-0.5,)},

@@ -15,17 +15,8 @@ from lightning_mappa.errors import ConfigError, DataError
 from lightning_mappa.module import AgentModule
 from lightning_mappa.rollout.transcripts import step_path, write_transcript
 from lightning_mappa.testing import tiny_llama
-from lightning_mappa.types import (
-    Action,
-    ActionStatus,
-    Episode,
-    EpisodeStatus,
-    MaskReason,
-    ScoredEpisode,
-    StopReason,
-    Task,
-    Verdict,
-)
+from lightning_mappa.types import EpisodeStatus, MaskReason, StopReason
+from tests.unit.factories import make_action, make_scored
 from tests.unit.in_process import VOCAB, make_trainer
 
 SETTINGS = CreditSettings(return_scope="trajectory", norm_scope="all")
@@ -35,28 +26,19 @@ SCORES = [[3.0, 8.0], [6.0, None], [9.0, 1.0]]
 
 def episode(step, number):
     actions = tuple(
-        Action(
+        make_action(
             episode_id=f"{step}-{number}",
             index=index,
             agent_id=agent_id,
-            role=agent_id,
-            turn=0,
             prompt_ids=(1, 2, 3 + index),
-            response_ids=tuple(4 + (step + number + k) % 9 for k in range(2 + index)),
+            response_ids=[4 + (step + number + k) % 9 for k in range(2 + index)],
             rollout_log_probs=(-1.5,) * (2 + index),
-            prompt_text="?",
-            text="!",
-            status=ActionStatus.OK,
             stop_reason=StopReason.LENGTH if number == 2 else StopReason.STOP,
             policy_version=step,
         )
         for index, agent_id in enumerate(["solver", "verifier"])
     )
-    verdicts = tuple(Verdict(score=s, reason="scripted", coach="test") for s in SCORES[number])
-    task = Task(id=f"t{number}", kind="test", prompt="?")
-    return ScoredEpisode(
-        episode=Episode(id=f"{step}-{number}", task=task, actions=actions, outcome=1.0), verdicts=verdicts
-    )
+    return make_scored(f"{step}-{number}", actions, SCORES[number])
 
 
 def rows_of(episodes):
@@ -81,11 +63,11 @@ def run(tmp_path):
     """The folder of a recorded run of two steps."""
     for step in range(2):
         episodes = [episode(step, number) for number in range(3)]
-        failed = Episode(id=f"{step}-failed", task=episodes[0].episode.task, actions=(), status=EpisodeStatus.FAILED)
+        failed = make_scored(f"{step}-failed", [], [], status=EpisodeStatus.FAILED, outcome=None)
         rows = rows_of(episodes)
         write_transcript(
             step_path(tmp_path / "transcripts", step),
-            [*episodes, ScoredEpisode(episode=failed, verdicts=())],
+            [*episodes, failed],
             step=step,
             split="train",
             rows=rows,

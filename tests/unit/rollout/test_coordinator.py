@@ -15,8 +15,9 @@ from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.engine import GenerationRequest, SamplingParams
 from lightning_mappa.rollout.task_order import step_tasks
 from lightning_mappa.testing import ScriptedCoach, ScriptedEngine, char_tokenizer
-from lightning_mappa.types import Action, ActionStatus, EpisodeStatus, StopReason, Task
+from lightning_mappa.types import EpisodeStatus, Task
 from lightning_mappa.workflows.base import Message
+from tests.unit.factories import make_action
 
 TASKS = [Task(id=f"t{i}", kind="test", prompt=f"say {i}", reference=str(i)) for i in range(4)]
 
@@ -52,19 +53,13 @@ class OneCall:
         )
         text = char_tokenizer().decode(list(generation.response_ids), skip_special_tokens=True)
         context.actions.append(
-            Action(
+            make_action(
                 episode_id=context.episode_id,
                 index=len(context.actions),
                 agent_id=self.agent_id,
-                role=self.role,
-                turn=0,
-                prompt_ids=(1,),
                 response_ids=generation.response_ids,
                 rollout_log_probs=generation.log_probs,
-                prompt_text=task.prompt,
                 text=text,
-                status=ActionStatus.OK,
-                stop_reason=StopReason.STOP,
             )
         )
         return Message(agent_id=self.agent_id, role=self.role, text=text)

@@ -12,40 +12,19 @@ from lightning_mappa.rollout.ledger import Ledger, RewardSettings, StepCounts
 from lightning_mappa.types import (
     Action,
     ActionStatus,
-    Episode,
     EpisodeStatus,
     MaskReason,
     ScoredEpisode,
     StopReason,
-    Task,
     ToolResult,
     ToolStatus,
-    Verdict,
 )
+from tests.unit.factories import make_action
+from tests.unit.factories import make_scored as scored
 
 
 def action(episode: str, index: int, agent: str, turn: int = 0, tokens: int = 2) -> Action:
-    return Action(
-        episode_id=episode,
-        index=index,
-        agent_id=agent,
-        role=agent,
-        turn=turn,
-        prompt_ids=(1, 2),
-        response_ids=tuple(range(3, 3 + tokens)),
-        rollout_log_probs=(-1.0,) * tokens,
-        prompt_text="?",
-        text="x",
-        status=ActionStatus.OK,
-        stop_reason=StopReason.STOP,
-    )
-
-
-def scored(episode: str, actions: list[Action], scores: list[float | None], **fields) -> ScoredEpisode:
-    task = Task(id=episode, kind="test", prompt="?")
-    verdicts = tuple(Verdict(score=score, reason="test", coach="test") for score in scores)
-    fields = {"outcome": 1.0, **fields}
-    return ScoredEpisode(episode=Episode(id=episode, task=task, actions=tuple(actions), **fields), verdicts=verdicts)
+    return make_action(episode_id=episode, index=index, agent_id=agent, turn=turn, response_ids=range(3, 3 + tokens))
 
 
 def stats_of(ledger: Ledger, agent: str) -> dict:
