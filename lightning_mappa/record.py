@@ -53,6 +53,9 @@ class RunRecord:
     """Collects a step until it is closed, then writes it.
 
     `state()` is what a resumed run needs of it; everything else is on disk.
+
+    Args:
+        agents: all agents, trained or frozen, in the order in which scores are shown.
     """
 
     def __init__(self, folder: RunFolder, agents: Sequence[str], listener: Listener) -> None:
@@ -68,10 +71,11 @@ class RunRecord:
         self._evaluations: dict[int, dict[str, float]] = {}
         self._scores: dict[str, list[float]] = {}
         self._ratio_max = 0.0
-        self._train_success: float | None = None
         self.closed: set[int] = set()
+        """Steps whose line is written."""
 
     def time(self, part: str, seconds: float) -> None:
+        """Adds to what the step so far has spent on `part`."""
         self._timing[part] = self._timing.get(part, 0.0) + seconds
 
     def evaluation(self, version: int, episodes: Sequence[ScoredEpisode], metrics: Mapping[str, float]) -> None:
@@ -85,7 +89,7 @@ class RunRecord:
         self.time("coach", rollout.coach_s)
 
     def close_step(self, step: Step, counts: StepCounts) -> None:
-        """Writes transcript and metrics line of a finished step."""
+        """Writes transcript and metrics line of a finished step, and adds it to the totals of the summary."""
         write_transcript(
             step_path(self._folder.transcripts, step.number),
             step.episodes,

@@ -25,7 +25,7 @@ class RunFolder:
     """Paths and records of a run.
 
     config.yaml           the resolved config
-    transcripts/          step-NNNNNN.jsonl and selection-NNNNNN.jsonl
+    transcripts/          step-NNNNNN.jsonl, selection-NNNNNN.jsonl, report-initial.jsonl, report-selected.jsonl
     metrics.jsonl         a line per rollout step
     checkpoints/          step-NNNNNN/: a part per agent, run.json, manifest.json
     agents/<agent>/       what the agent's Trainer and loggers write; selected weights
@@ -84,7 +84,7 @@ class RunFolder:
             lock.unlink(missing_ok=True)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Adds a line, complete or not at all after a crash (a torn last line is dropped on resume)."""
+        """Adds a line; one that a crash has torn is dropped on resume."""
         try:
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -93,6 +93,7 @@ class RunFolder:
             raise InfrastructureError(f"cannot write {self.metrics}: {error.strerror}") from error
 
     def metric_lines(self) -> list[dict[str, Any]]:
+        """The lines up to the first that is torn."""
         lines = []
         if self.metrics.exists():
             for line in self.metrics.read_text(encoding="utf-8").splitlines():
@@ -138,14 +139,15 @@ class RunFolder:
         raise DataError(f"{self.path} holds no complete checkpoint to resume from{detail}")
 
     def rewind(self, version: int) -> None:
-        """Drops what was recorded after `version`: it will be made again."""
-        shutil.rmtree(self.checkpoints / f".tmp-{os.getpid()}", ignore_errors=True)
+        """Drops what was recorded after `version`, which will be made again, and half-made checkpoints."""
+        for unfinished in self.checkpoints.glob(".tmp-*"):
+            shutil.rmtree(unfinished)
         kept = [line for line in self.metric_lines() if line["step"] < version]
         write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
-        for path in self.transcripts.glob("*.jsonl"):
-            kind, number = path.stem.rsplit("-", 1)
-            if int(number) >= version + (kind != "step"):
-                path.unlink()
+        for kind, first_dropped in (("step", version), ("selection", version + 1)):
+            for path in self.transcripts.glob(f"{kind}-*.jsonl"):
+                if int(path.stem.removeprefix(f"{kind}-")) >= first_dropped:
+                    path.unlink()
 
     def _numbered(self) -> list[Path]:
         return sorted(self.checkpoints.glob("step-*"), reverse=True)

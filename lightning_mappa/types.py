@@ -53,7 +53,7 @@ class ToolStatus(StrEnum):
 class EpisodeStatus(StrEnum):
     OK = "ok"
     FAILED = "failed"
-    """Cut by infrastructure; `reason` says how. Counts as a missing verdict at the episode's end."""
+    """Cut short by an error or the deadline; `reason` says which. A verdict is missing at the episode's end."""
 
 
 class MaskReason(StrEnum):

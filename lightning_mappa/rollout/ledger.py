@@ -49,8 +49,11 @@ class StepCounts:
     produced: int
     trained: int
     masked: Mapping[str, int]
+    """By `MaskReason`, and `non_finite_step` for those of optimizer steps that were skipped."""
     queued: int
+    """Of agents that have not reported."""
     frozen: int
+    """Of agents that are not trained."""
 
     def check(self) -> None:
         """Raises `DataError` when an action was lost or counted twice."""
@@ -165,7 +168,7 @@ class Ledger:
         self._form_credit()
 
     def posted(self) -> bool:
-        """Whether every trained agent of the open step has posted, so that credit is known."""
+        """Whether every active agent has posted for the open step, so that credit is known."""
         return self.step is not None and all(agent in self.step.stats for agent in self.active)
 
     def credits_of(self, number: int, agent_id: str) -> dict[ActionKey, ActionCredit]:
@@ -186,7 +189,10 @@ class Ledger:
         )
 
     def counts(self) -> StepCounts:
-        """Where the open step's actions are; agents that have not reported leave theirs queued."""
+        """Where the open step's actions are; agents that have not reported leave theirs queued.
+
+        Raises `DataError` when an action is lost, or the agents report other numbers than the books have.
+        """
         assert self.step is not None
         step = self.step
         trained = queued = frozen = 0

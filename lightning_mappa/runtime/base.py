@@ -15,8 +15,9 @@ from lightning_mappa.types import ActionKey, Experience
 class AgentLink(Protocol):
     """One agent's line to the run. Every call may wait for other agents; none waits without a deadline.
 
-    Per rollout step, in this order: `checkpoint_path`, `experience`, `exchange`, `report`, `push_weights`,
-    and `evaluation` where the Trainer validates.
+    Per rollout step, in this order: `checkpoint_path` (and `checkpoint_saved` where there is one), `experience`,
+    `exchange`, `report`, `push_weights`, and `evaluation` where the Trainer validates. A resumed run pushes
+    the restored weights before its first step.
     """
 
     agent_id: str
@@ -54,7 +55,7 @@ class AgentLink(Protocol):
         ...
 
     def checkpoint_saved(self, version: int) -> None:
-        """Says that the file is complete; the last agent's call makes the joint checkpoint visible."""
+        """Says that the file is complete, and waits until the joint checkpoint of all agents is visible."""
         ...
 
     def leave(self, error: BaseException | None = None) -> None:

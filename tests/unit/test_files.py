@@ -107,8 +107,10 @@ def test_random_states_come_back(run):
     assert state == {"note": 1, "version": 1}
 
 
-def test_rewind_drops_what_will_be_made_again_and_a_torn_line(run):
+def test_rewind_drops_what_will_be_made_again_and_what_a_crash_left(run):
     run.transcripts.mkdir()
+    (run.transcripts / "report-initial.jsonl").write_text("{}")
+    (run.checkpoints / ".tmp-1").mkdir(parents=True)
     for step in range(4):
         run.append_metrics({"step": step})
         (run.transcripts / f"step-{step:06d}.jsonl").write_text("{}")
@@ -118,12 +120,14 @@ def test_rewind_drops_what_will_be_made_again_and_a_torn_line(run):
     run.rewind(2)
     assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [0, 1]
     assert sorted(p.name for p in run.transcripts.iterdir()) == [
+        "report-initial.jsonl",
         "selection-000000.jsonl",
         "selection-000001.jsonl",
         "selection-000002.jsonl",
         "step-000000.jsonl",
         "step-000001.jsonl",
     ]
+    assert list(run.checkpoints.iterdir()) == []
 
 
 def test_a_second_writer_is_refused_and_a_dead_one_replaced(run):
