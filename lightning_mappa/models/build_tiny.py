@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from lightning_mappa.models.tiny_demos import (
     training_problem,
 )
 from lightning_mappa.models.tiny_probe import measure
+from lightning_mappa.schedule import lr_factor
 from lightning_mappa.tasks.arithmetic import Arithmetic
 
 CONTEXT = 512
@@ -45,15 +45,11 @@ class Schedule:
     steps: int = 600
     problems_per_step: int = 24
     lr: float = 3e-3
-    warmup_steps: int = 60
+    warmup_ratio: float = 0.1
     min_lr_ratio: float = 0.02
 
     def factor(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+        return lr_factor(step, max_steps=self.steps, warmup_ratio=self.warmup_ratio, min_lr_ratio=self.min_lr_ratio)
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tasks.base import Split
 from lightning_mappa.tasks.expressions import evaluate
+from lightning_mappa.tasks.grading import integer_answer
 from lightning_mappa.types import Task
 
 BANDS = (1, 2, 3)
@@ -72,11 +73,7 @@ class Arithmetic:
         return self._tasks[split]
 
     def answer(self, text: str) -> str | None:
-        from lightning_mappa.tasks.grading import boxed_answer, parse_integer
-
-        boxed = boxed_answer(text)
-        value = None if boxed is None else parse_integer(boxed)
-        return None if value is None else str(value)
+        return integer_answer(text)
 
     def grade(self, task: Task, answer: str | None) -> float | None:
         if task.reference is None:
@@ -132,6 +129,15 @@ def _opening(rng: random.Random, band: int, name: str) -> tuple[str, str]:
             (f"{name} has {c} {things} and buys {d} more", f"{c}+{d}"),
         ]
     )
+
+
+def _begun(rng: random.Random, band: int, name: str, changes: int) -> tuple[str, str]:
+    """An opening and so many changes: a story without its question."""
+    text, expression = _opening(rng, band, name)
+    for _ in range(changes):
+        event, expression = _change(rng, band, expression)
+        text = f"{text}, {event}"
+    return text, expression
 
 
 def _change(rng: random.Random, band: int, expression: str) -> tuple[str, str]:
@@ -213,20 +219,14 @@ def _one_quotient(rng: random.Random, band: int) -> tuple[str, str]:
 
 def _story(rng: random.Random, band: int) -> tuple[str, str]:
     """An opening and `band - 1` changes: `a*b+c-d`."""
-    text, expression = _opening(rng, band, rng.choice(_NAMES))
-    for _ in range(band - 1):
-        event, expression = _change(rng, band, expression)
-        text = f"{text}, {event}"
+    text, expression = _begun(rng, band, rng.choice(_NAMES), changes=band - 1)
     return f"{text}. How many now?", expression
 
 
 def _story_times(rng: random.Random, band: int) -> tuple[str, str]:
     """A shorter story, and somebody who has several times as many: `(a+b)*c`."""
     name, other = _two_names(rng)
-    text, expression = _opening(rng, band, name)
-    for _ in range(band - 2):
-        event, expression = _change(rng, band, expression)
-        text = f"{text}, {event}"
+    text, expression = _begun(rng, band, name, changes=band - 2)
     factor = rng.randint(2, 9)
     return f"{text}. {other} has {factor} times as many. How many?", f"{_grouped(expression)}*{factor}"
 
@@ -234,10 +234,7 @@ def _story_times(rng: random.Random, band: int) -> tuple[str, str]:
 def _story_shared(rng: random.Random, band: int) -> tuple[str, str]:
     """A shorter story, then everything is shared without remainder: `(a+b)//c`."""
     while True:
-        text, expression = _opening(rng, band, rng.choice(_NAMES))
-        for _ in range(band - 2):
-            event, expression = _change(rng, band, expression)
-            text = f"{text}, {event}"
+        text, expression = _begun(rng, band, rng.choice(_NAMES), changes=band - 2)
         divisor = _divisor(rng, evaluate(expression))
         if divisor is not None:
             break

@@ -33,6 +33,13 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
+def integer_answer(text: str) -> str | None:
+    r"""The integer in the last `\boxed{}` in its plainest form; None when it holds none."""
+    boxed = boxed_answer(text)
+    value = None if boxed is None else parse_integer(boxed)
+    return None if value is None else str(value)
+
+
 def parse_integer(text: str) -> int | None:
     r"""The integer that `text` is, or None.
 

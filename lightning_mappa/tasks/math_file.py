@@ -10,7 +10,7 @@ from typing import Any
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.seeds import derive_seed
 from lightning_mappa.tasks.base import Split
-from lightning_mappa.tasks.grading import boxed_answer, grade_integer, parse_gold, parse_integer
+from lightning_mappa.tasks.grading import grade_integer, integer_answer, parse_gold
 from lightning_mappa.types import Task
 
 
@@ -44,9 +44,7 @@ class MathFile:
         return self._tasks[split]
 
     def answer(self, text: str) -> str | None:
-        boxed = boxed_answer(text)
-        value = None if boxed is None else parse_integer(boxed)
-        return None if value is None else str(value)
+        return integer_answer(text)
 
     def grade(self, task: Task, answer: str | None) -> float | None:
         return None if task.reference is None else grade_integer(answer, parse_gold(task.reference))
