@@ -50,8 +50,10 @@ def test_every_option(group: str, name: str):
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command(command: str):
-    given = [f"{key}=x" for key in cli.COMMANDS[command][1]]
-    check(structured(composed(*given, command=command)))
+    places = cli.COMMANDS[command][1]
+    cfg = structured(composed(*(f"{key}=x" for key in places), command=command))
+    check(cfg)
+    assert [cfg[key] for key in places] == ["x"] * len(places)
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
