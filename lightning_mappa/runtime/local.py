@@ -18,7 +18,8 @@ from lightning_mappa.rollout.ledger import Ledger
 from lightning_mappa.runtime.turn import Turn
 from lightning_mappa.types import ActionKey, Experience, ScoredEpisode
 
-DRIVER = "driver"
+DRIVER = "the driver"
+"""With a space: an agent may well be called `driver`."""
 JOIN_S = 60.0
 JobKind = Literal["evaluate", "boundary", "rollout", "publish"]
 
@@ -127,9 +128,10 @@ class LocalRuntime:
         self._published = folder is None
 
     def _pending(self) -> Job | None:
-        active = self.ledger.active
-        if not self._published and all(agent in self._saved for agent in active):
+        # Of all agents and not only of those still there: one that broke off while saving left no whole part.
+        if not self._published and self._saved.issuperset(self.ledger.trained_agents):
             return Job("publish", self._checkpoint_version)
+        active = self.ledger.active
         wants = [self._wants.get(agent) for agent in active]
         for kind in ("evaluate", "boundary", "rollout"):
             numbers = {want.number for want in wants if want is not None and want.kind == kind}
