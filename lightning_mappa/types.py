@@ -95,6 +95,8 @@ class ToolResult:
     exit_code: int | None = None
     wall_s: float = 0.0
     reason: str = ""
+    tier: str = ""
+    """The isolation it ran under; `none` for a plain process."""
 
     @property
     def ok(self) -> bool:

@@ -37,7 +37,7 @@ class Outcome:
     """Why it did not start, or was not brought to an end."""
 
 
-def as_result(outcome: Outcome, limits: Limits, shown_chars: int) -> ToolResult:
+def as_result(outcome: Outcome, limits: Limits, shown_chars: int, tier: str) -> ToolResult:
     status, reason = classify(outcome, limits)
     return ToolResult(
         status=status,
@@ -46,6 +46,7 @@ def as_result(outcome: Outcome, limits: Limits, shown_chars: int) -> ToolResult:
         exit_code=outcome.exit_code,
         wall_s=outcome.wall_s,
         reason=reason,
+        tier=tier,
     )
 
 

@@ -76,6 +76,11 @@ class PythonTool:
         Raises:
             ConfigError: there is none; names the fix.
         """
+        return self.tier
+
+    @property
+    def tier(self) -> str:
+        """The isolation that programs run under, for manifests; it is on every `ToolResult` too. Probes as `check`."""
         return self._sandbox.tier
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -109,7 +114,7 @@ class PythonTool:
     def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
         program = code.encode("utf-8", errors="replace")
         outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
-        return as_result(outcome, self.limits, self.output_chars)
+        return as_result(outcome, self.limits, self.output_chars, self.tier)
 
     @cached_property
     def _sandbox(self) -> Sandbox:
