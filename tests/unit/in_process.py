@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lightning_mappa.algorithm.advantages import (
     ActionCredit,
@@ -17,13 +20,21 @@ from lightning_mappa.algorithm.advantages import (
     CreditSettings,
     credit,
 )
+from lightning_mappa.callbacks.weight_sync import WeightSync
+from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import RunEnded
 from lightning_mappa.models.load import load_trained_tensors
+from lightning_mappa.module import AgentModule
 from lightning_mappa.types import ActionKey, Experience, MaskReason
 
 VOCAB = 24
 LIKED = 5
 PROMPT = (1, 2, 3)
+
+
+def some_score(response_ids: Sequence[int]) -> float:
+    """Differs between responses, so that every batch has something to learn from."""
+    return float(sum(response_ids) % 11)
 
 
 def share_of_liked(response_ids: Sequence[int]) -> float:
@@ -158,3 +169,22 @@ def make_trainer(root: Path, **options: object) -> Trainer:
         "default_root_dir": root,
     }
     return Trainer(**{**defaults, **options})  # type: ignore[arg-type]
+
+
+def make_agent(model: PreTrainedModel | PeftModel, **options: Any) -> AgentModule:
+    return AgentModule("solver", model, **{"lr": 1e-2, "max_steps": 3, **options})
+
+
+def fit(
+    root: Path,
+    run: InProcessRun,
+    module: AgentModule,
+    *,
+    callbacks: Sequence[Callback] = (),
+    ckpt_path: Path | None = None,
+    **options: object,
+) -> Trainer:
+    """Trains on the run, with WeightSync before the other callbacks; `options` are the Trainer's."""
+    trainer = make_trainer(root, callbacks=[WeightSync(), *callbacks], **options)
+    trainer.fit(module, datamodule=RolloutDataModule(run), ckpt_path=ckpt_path)
+    return trainer

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +14,12 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_mappa.callbacks.kl_penalty import KLPenalty
 from lightning_mappa.callbacks.weight_sync import WeightSync
 from lightning_mappa.datamodules.rollout import RolloutDataModule
-from lightning_mappa.errors import ConfigError, DataError, NotAvailableError, NumericError
+from lightning_mappa.errors import ConfigError, NotAvailableError, NumericError
 from lightning_mappa.models.load import add_adapter, trained_tensors
-from lightning_mappa.module import AgentModule
 from lightning_mappa.testing import tiny_llama
-from tests.unit.in_process import LIKED, VOCAB, InProcessRun, make_trainer
+from tests.unit.in_process import LIKED, VOCAB, InProcessRun, fit, make_agent, make_trainer, some_score
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
-
-
-def some_score(response_ids):
-    """Differs between responses, so that every batch has something to learn from."""
-    return float(sum(response_ids) % 11)
-
-
-def uneven(step, actions):
-    """Responses of 1 … 5 tokens."""
-    return [
-        dataclasses.replace(e, response_ids=e.response_ids[:n], rollout_log_probs=e.rollout_log_probs[:n])
-        for e, n in zip(actions, [5, 1, 3, 2, 4, 5], strict=True)
-    ]
-
-
-def fit(tmp_path, run, module, *, callbacks=(), ckpt_path=None, **options):
-    trainer = make_trainer(tmp_path, callbacks=[WeightSync(), *callbacks], **options)
-    trainer.fit(module, datamodule=RolloutDataModule(run), ckpt_path=ckpt_path)
-    return trainer
-
-
-def agent(model, **options):
-    return AgentModule("solver", model, **{"lr": 1e-2, "max_steps": 3, **options})
 
 
 def values(model):
@@ -56,76 +30,11 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-class Gradients(Callback):
-    """Keeps the gradient of each optimizer step as one float64 vector."""
-
-    def __init__(self) -> None:
-        self.steps: list[torch.Tensor] = []
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        parts = [p.grad.double().flatten() for p in pl_module.parameters() if p.grad is not None]
-        self.steps.append(torch.cat(parts))
-
-
-def gradients(tmp_path, model, *, alter=uneven, precision="32-true", **options):
-    kept = Gradients()
-    run = InProcessRun(model, max_steps=1, score=some_score, alter=alter)
-    module = agent(model, grad_clip=0.0, max_steps=1, **options)
-    fit(tmp_path, run, module, callbacks=[kept], precision=precision)
-    return kept.steps
-
-
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
-def test_the_gradient_does_not_depend_on_the_micro_batches(tmp_path, mode):
-    cuts = [
-        gradients(tmp_path, tiny_llama(VOCAB, 0).double(), micro_batch_size=size, loss_agg_mode=mode)
-        for size in (1, 4, 6)
-    ]
-    assert [len(steps) for steps in cuts] == [1, 1, 1]
-    whole = cuts[-1][0]
-    assert whole.norm() > 1e-3
-    for (gradient,) in cuts[:2]:
-        assert (gradient - whole).norm() / whole.norm() <= 1e-10
-
-
-def test_recomputed_activations_give_the_same_gradient(tmp_path):
-    (plain,) = gradients(tmp_path, tiny_llama(VOCAB, 0).double())
-    (recomputed,) = gradients(tmp_path, tiny_llama(VOCAB, 0).double(), gradient_checkpointing=True)
-    assert torch.allclose(plain, recomputed, rtol=0, atol=1e-12)
-
-
-def test_gradient_checkpointing_recomputes_layers_in_the_gradient_pass_only(tmp_path):
-    model = tiny_llama(VOCAB, 0)
-    calls = []
-    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    run = InProcessRun(model, max_steps=1, score=some_score)
-    calls.clear()
-    fit(tmp_path, run, agent(model, max_steps=1, gradient_checkpointing=True))
-    assert calls[-3:] == [False, True, True]  # old log-probs; the forward and its repetition
-
-
-def test_mini_batches_step_the_optimizer_in_episode_order(tmp_path):
-    steps = gradients(tmp_path, tiny_llama(VOCAB, 0), mini_batch_size=4)
-    assert len(steps) == 2
-
-
-def test_a_masked_action_has_no_part_in_the_gradient(tmp_path):
-    def without(step, actions):
-        return [actions[0], *actions[2:]]
-
-    def unscored(step, actions):
-        return [actions[0], dataclasses.replace(actions[1], score=None), *actions[2:]]
-
-    (left_out,) = gradients(tmp_path, tiny_llama(VOCAB, 0).double(), alter=without)
-    (masked,) = gradients(tmp_path, tiny_llama(VOCAB, 0).double(), alter=unscored)
-    assert torch.allclose(left_out, masked, rtol=0, atol=1e-12)
-
-
 def test_lr_0_leaves_the_weights_and_the_ratio_alone(tmp_path):
     model = tiny_llama(VOCAB, 0)
     before = values(model)
     run = InProcessRun(model, score=some_score)
-    fit(tmp_path, run, agent(model, lr=0.0, mini_batch_size=2), callbacks=[KLPenalty()])
+    fit(tmp_path, run, make_agent(model, lr=0.0, mini_batch_size=2), callbacks=[KLPenalty()])
     assert same(before, values(model))
     for report in run.reports.values():
         assert report["mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-4)
@@ -141,7 +50,7 @@ def test_it_learns_the_token_that_the_script_likes(tmp_path, lora):
     if lora is not None:
         model = add_adapter(model, seed=0, **lora)
     run = InProcessRun(model, max_steps=25, n_actions=16)
-    fit(tmp_path, run, agent(model, lr=1e-2, max_steps=25), callbacks=[KLPenalty(kl_coef=0.001)])
+    fit(tmp_path, run, make_agent(model, lr=1e-2, max_steps=25), callbacks=[KLPenalty(kl_coef=0.001)])
     scores = [run.reports[step]["score_mean"] for step in range(25)]
     assert sum(scores[:3]) / 3 < 2.0
     assert sum(scores[-3:]) / 3 > 7.0
@@ -151,7 +60,7 @@ def test_one_seed_gives_one_result(tmp_path):
     ends = []
     for _ in range(2):
         model = tiny_llama(VOCAB, 0)
-        fit(tmp_path, InProcessRun(model, score=some_score), agent(model), callbacks=[KLPenalty()])
+        fit(tmp_path, InProcessRun(model, score=some_score), make_agent(model), callbacks=[KLPenalty()])
         ends.append(values(model))
     assert same(*ends)
 
@@ -160,7 +69,7 @@ def test_a_step_without_actions_is_reported_and_changes_nothing(tmp_path):
     model = tiny_llama(VOCAB, 0)
     before = values(model)
     run = InProcessRun(model, max_steps=2, alter=lambda step, actions: [])
-    fit(tmp_path, run, agent(model, weight_decay=0.1), callbacks=[KLPenalty()])
+    fit(tmp_path, run, make_agent(model, weight_decay=0.1), callbacks=[KLPenalty()])
     assert same(before, values(model))
     assert [run.reports[step]["empty"] for step in (0, 1)] == [1.0, 1.0]
     assert "pg_loss" not in run.reports[0]
@@ -170,7 +79,7 @@ def test_a_step_without_actions_is_reported_and_changes_nothing(tmp_path):
 def test_equal_scores_give_no_optimizer_step(tmp_path):
     model = tiny_llama(VOCAB, 0)
     run = InProcessRun(model, max_steps=2, score=lambda ids: float(ids[0]) if len(run.reports) == 0 else 7.0)
-    fit(tmp_path, run, agent(model, max_steps=2), callbacks=[KLPenalty()])
+    fit(tmp_path, run, make_agent(model, max_steps=2), callbacks=[KLPenalty()])
     assert run.reports[1]["empty"] == 1.0
     assert run.reports[1]["trained_actions"] == 6.0
     assert same(run.pushed[1], run.pushed[2])  # Adam's momentum of step 0 moves nothing
@@ -186,7 +95,7 @@ def test_a_non_finite_gradient_is_skipped_and_counted(tmp_path):
     model = tiny_llama(VOCAB, 0)
     poison(model, {0, 2})
     run = InProcessRun(model, max_steps=3, score=some_score)
-    fit(tmp_path, run, agent(model, max_skipped_steps=2))
+    fit(tmp_path, run, make_agent(model, max_skipped_steps=2))
     assert [run.reports[step]["skipped"] for step in range(3)] == [1.0, 0.0, 1.0]
     assert [run.reports[step]["skipped_actions"] for step in range(3)] == [6.0, 0.0, 6.0]
     assert [run.reports[step]["trained_actions"] for step in range(3)] == [0.0, 6.0, 0.0]
@@ -199,7 +108,7 @@ def test_non_finite_gradients_in_a_row_end_the_run(tmp_path):
     poison(model, {1, 2, 3, 4})
     run = InProcessRun(model, max_steps=9, score=some_score)
     with pytest.raises(NumericError, match="agent solver: loss or gradient not finite, 3 optimizer steps in a row"):
-        fit(tmp_path, run, agent(model, max_steps=9))
+        fit(tmp_path, run, make_agent(model, max_steps=9))
     assert sorted(run.reports) == [0, 1, 2]
     assert [type(error) for error in run.left] == [NumericError]
 
@@ -207,7 +116,7 @@ def test_non_finite_gradients_in_a_row_end_the_run(tmp_path):
 def test_a_policy_that_gives_no_numbers_posts_nothing_and_ends_the_run(tmp_path):
     model = tiny_llama(VOCAB, 0)
     run = InProcessRun(model, max_steps=9, score=some_score)
-    module = agent(model, max_skipped_steps=2)
+    module = make_agent(model, max_skipped_steps=2)
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     trainer = make_trainer(tmp_path)
     with pytest.raises(NumericError, match="log-probs not finite, 2 optimizer steps in a row"):
@@ -233,7 +142,7 @@ def test_log_probs_stay_float32_under_bf16(tmp_path, precision):
     model = tiny_llama(VOCAB, 0)
     run = InProcessRun(model, max_steps=2, score=some_score)
     dtypes = Dtypes()
-    fit(tmp_path, run, agent(model, max_steps=2), callbacks=[KLPenalty(), dtypes], precision=precision)
+    fit(tmp_path, run, make_agent(model, max_steps=2), callbacks=[KLPenalty(), dtypes], precision=precision)
     assert dtypes.seen == {torch.float32}
     assert run.reports[0]["kl"] == 0.0
     assert run.reports[0]["grad_norm"] > 0.0
@@ -243,7 +152,7 @@ def test_log_probs_stay_float32_under_bf16(tmp_path, precision):
 def test_lora_dropout_acts_in_the_gradient_pass_only(tmp_path):
     model = add_adapter(tiny_llama(VOCAB, 0), seed=0, **{**LORA, "dropout": 0.5})
     run = InProcessRun(model, max_steps=2, score=some_score)
-    fit(tmp_path, run, agent(model, max_steps=2), callbacks=[KLPenalty()])
+    fit(tmp_path, run, make_agent(model, max_steps=2), callbacks=[KLPenalty()])
     assert run.reports[0]["kl"] == 0.0
     assert run.reports[1]["mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert run.reports[1]["ppo_kl"] != 0.0
@@ -262,7 +171,7 @@ def test_lightnings_own_callbacks_and_loggers_work(tmp_path):
         val_check_interval=1,
         check_val_every_n_epoch=None,
     )
-    trainer.fit(agent(model, lr=1e-3, max_steps=9, warmup_ratio=0.2), datamodule=RolloutDataModule(run))
+    trainer.fit(make_agent(model, lr=1e-3, max_steps=9, warmup_ratio=0.2), datamodule=RolloutDataModule(run))
     assert sorted(run.reports) == [0, 1, 2, 3]
     assert run.left == [None]
     assert [step for call, step in run.calls if call == "evaluation"] == [1, 2, 3, 4]
@@ -274,90 +183,27 @@ def test_lightnings_own_callbacks_and_loggers_work(tmp_path):
     assert list((tmp_path / "tb").rglob("events.out.tfevents.*"))
 
 
-def run_to(tmp_path, lora, **options):
-    model = tiny_llama(VOCAB, 0) if lora is None else add_adapter(tiny_llama(VOCAB, 0), seed=0, **lora)
-    return InProcessRun(model, max_steps=4, score=some_score, **options), model
-
-
-def adaptive():
-    return KLPenalty(kl_coef=0.1, kind="adaptive", kl_target=0.01, kl_horizon=100)
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("val_check_interval", [1, 2, 4])
-def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, lora, val_check_interval):
-    saved = tmp_path / "solver.ckpt"
-    options = {
-        "limit_val_batches": 1,
-        "val_check_interval": val_check_interval,
-        "check_val_every_n_epoch": None,
-    }
-    run, model = run_to(tmp_path, lora, checkpoints={2: saved})
-    whole = agent(model, max_steps=4, mini_batch_size=4)
-    fit(tmp_path, run, whole, callbacks=[adaptive()], **options)
-    assert run.calls.index(("checkpoint_saved", 2)) < run.calls.index(("experience", 2))
-
-    resumed, model = run_to(tmp_path, lora, first_step=2)
-    resumed.push_weights(2, run.pushed[2])
-    later = agent(model, max_steps=4, mini_batch_size=4)
-    fit(tmp_path, resumed, later, callbacks=[adaptive()], ckpt_path=saved, **options)
-    assert same(run.pushed[3], resumed.pushed[3])
-    assert same(run.pushed[4], resumed.pushed[4])
-    assert run.reports[2] == resumed.reports[2]
-    assert run.reports[3] == resumed.reports[3]
-    evaluated = [v for call, v in run.calls if call == "evaluation" and v > 2]
-    assert [v for call, v in resumed.calls if call == "evaluation"] == evaluated
-
-
-def test_a_checkpoint_of_an_adapter_leaves_the_base_out(tmp_path):
-    saved = tmp_path / "solver.ckpt"
-    run, model = run_to(tmp_path, LORA, checkpoints={1: saved})
-    fit(tmp_path, run, agent(model, max_steps=4), callbacks=[KLPenalty()])
-    checkpoint = torch.load(saved, weights_only=True)
-    assert all(".lora_" in name for name in checkpoint["state_dict"])
-
-    name, _ = checkpoint["state_dict"].popitem()
-    torch.save(checkpoint, saved)
-    resumed, model = run_to(tmp_path, LORA, first_step=1)
-    with pytest.raises(DataError, match=f"lacks 1 trained tensors, such as {name}"):
-        fit(tmp_path, resumed, agent(model, max_steps=4), callbacks=[KLPenalty()], ckpt_path=saved)
-
-
 def test_skips_in_a_row_are_counted_across_a_resume(tmp_path):
     saved = tmp_path / "solver.ckpt"
-    run, model = run_to(tmp_path, None, checkpoints={1: saved})
+    model = tiny_llama(VOCAB, 0)
+    run = InProcessRun(model, max_steps=4, score=some_score, checkpoints={1: saved})
     poison(model, {0})
-    fit(tmp_path, run, agent(model, max_steps=4, max_skipped_steps=2))
-    resumed, model = run_to(tmp_path, None, first_step=1)
+    fit(tmp_path, run, make_agent(model, max_steps=4, max_skipped_steps=2))
+    model = tiny_llama(VOCAB, 0)
+    resumed = InProcessRun(model, max_steps=4, score=some_score, first_step=1)
     poison(model, {0})
     with pytest.raises(NumericError, match="2 optimizer steps in a row"):
-        fit(tmp_path, resumed, agent(model, max_steps=4, max_skipped_steps=2), ckpt_path=saved)
+        fit(tmp_path, resumed, make_agent(model, max_steps=4, max_skipped_steps=2), ckpt_path=saved)
 
 
 def test_weight_decay_spares_norms_and_biases(tmp_path):
-    module = agent(tiny_llama(VOCAB, 0), weight_decay=0.1)
+    module = make_agent(tiny_llama(VOCAB, 0), weight_decay=0.1)
     optimizer = module.configure_optimizers()
     decay, no_decay = optimizer.param_groups
     assert (decay["weight_decay"], no_decay["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decay["params"]} == {2}
     assert {p.ndim for p in no_decay["params"]} == {1}
     assert len(decay["params"]) + len(no_decay["params"]) == len(list(module.parameters()))
-
-
-def test_the_rollout_correction_weighs_by_the_engines_own_log_probs(tmp_path):
-    def half_as_likely(step, actions):
-        """What the engine says of its samples is 0.5 times what the trainer will say."""
-        shift = torch.log(torch.tensor(0.5)).item()
-        return [
-            dataclasses.replace(e, rollout_log_probs=tuple(v + shift for v in e.rollout_log_probs)) for e in actions
-        ]
-
-    model = tiny_llama(VOCAB, 0).double()
-    (plain,) = gradients(tmp_path, copy.deepcopy(model), alter=half_as_likely)
-    (weighed,) = gradients(tmp_path, copy.deepcopy(model), alter=half_as_likely, rollout_correction=3.0)
-    (capped,) = gradients(tmp_path, copy.deepcopy(model), alter=half_as_likely, rollout_correction=1.5)
-    assert torch.allclose(weighed, 2.0 * plain, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(capped, 1.5 * plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -374,11 +220,11 @@ def test_the_rollout_correction_weighs_by_the_engines_own_log_probs(tmp_path):
 )
 def test_what_is_not_allowed_is_refused_by_name(options, error, message):
     with pytest.raises(error, match=message):
-        agent(tiny_llama(VOCAB, 0), **options)
+        make_agent(tiny_llama(VOCAB, 0), **options)
 
 
 def test_a_trainer_without_a_run_is_refused(tmp_path):
-    module = agent(tiny_llama(VOCAB, 0))
+    module = make_agent(tiny_llama(VOCAB, 0))
     with pytest.raises(ConfigError, match="must be a RolloutDataModule; given: NoneType"):
         make_trainer(tmp_path).fit(module, train_dataloaders=[1])
 
@@ -386,9 +232,9 @@ def test_a_trainer_without_a_run_is_refused(tmp_path):
 def test_lightnings_max_steps_is_refused(tmp_path):
     run = InProcessRun(tiny_llama(VOCAB, 0))
     with pytest.raises(ConfigError, match=r"Trainer\(max_steps=7\) counts optimizer steps"):
-        fit(tmp_path, run, agent(tiny_llama(VOCAB, 0)), max_steps=7)
+        fit(tmp_path, run, make_agent(tiny_llama(VOCAB, 0)), max_steps=7)
     with pytest.raises(ConfigError, match=r"Trainer\(max_epochs=2\)"):
-        fit(tmp_path, run, agent(tiny_llama(VOCAB, 0)), max_epochs=2)
+        fit(tmp_path, run, make_agent(tiny_llama(VOCAB, 0)), max_epochs=2)
 
 
 def test_the_liked_token_is_not_what_the_model_says_anyway():

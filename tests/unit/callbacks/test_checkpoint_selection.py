@@ -5,31 +5,26 @@ import torch
 from safetensors.torch import load_file
 
 from lightning_mappa.callbacks.checkpoint_selection import CheckpointSelection
-from lightning_mappa.callbacks.weight_sync import WeightSync
-from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import ConfigError, DataError
 from lightning_mappa.models.load import trained_tensors
-from lightning_mappa.module import AgentModule
 from lightning_mappa.testing import tiny_llama
-from tests.unit.in_process import VOCAB, InProcessRun, make_trainer
+from tests.unit.in_process import VOCAB, InProcessRun, fit, make_agent, some_score
 
 
-def score(response_ids):
-    return float(sum(response_ids) % 11)
-
-
-def fit(tmp_path, selection, success, *, first_step=0, checkpoints=None, ckpt_path=None):
+def play(tmp_path, selection, success, *, first_step=0, checkpoints=None, ckpt_path=None):
     model = tiny_llama(VOCAB, 0)
     initial = {name: tensor.clone() for name, tensor in trained_tensors(model).items()}
-    run = InProcessRun(model, max_steps=3, first_step=first_step, score=score, success=success, checkpoints=checkpoints)
-    trainer = make_trainer(
+    run = InProcessRun(model, first_step=first_step, score=some_score, success=success, checkpoints=checkpoints)
+    fit(
         tmp_path,
-        callbacks=[WeightSync(), selection],
+        run,
+        make_agent(model),
+        callbacks=[selection],
+        ckpt_path=ckpt_path,
         limit_val_batches=1,
         val_check_interval=1,
         check_val_every_n_epoch=None,
     )
-    trainer.fit(AgentModule("solver", model, lr=1e-2), datamodule=RolloutDataModule(run), ckpt_path=ckpt_path)
     return {0: initial, **run.pushed}
 
 
@@ -45,7 +40,7 @@ def fit(tmp_path, selection, success, *, first_step=0, checkpoints=None, ckpt_pa
 )
 def test_the_best_version_is_kept_and_ties_go_to_the_earlier(tmp_path, mode, success, best):
     selection = CheckpointSelection(mode=mode, dirpath=tmp_path / "selected")
-    versions = fit(tmp_path, selection, success)
+    versions = play(tmp_path, selection, success)
     assert (selection.selected_version, selection.selected_value) == (best, success[best])
     entry = json.loads((tmp_path / "selected" / "selected.json").read_text())
     assert entry["version"] == best
@@ -59,21 +54,21 @@ def test_the_best_version_is_kept_and_ties_go_to_the_earlier(tmp_path, mode, suc
 def test_a_resumed_run_selects_the_same_even_from_weights_replaced_after_its_checkpoint(tmp_path):
     saved = tmp_path / "solver.ckpt"
     success = {0: 0.1, 1: 0.3, 2: 0.5, 3: 0.2}
-    fit(tmp_path, CheckpointSelection(), success, checkpoints={1: saved})
+    play(tmp_path, CheckpointSelection(), success, checkpoints={1: saved})
 
     resumed = CheckpointSelection()
-    fit(tmp_path, resumed, {2: 0.2, 3: 0.2}, first_step=1, ckpt_path=saved)
+    play(tmp_path, resumed, {2: 0.2, 3: 0.2}, first_step=1, ckpt_path=saved)
     assert (resumed.selected_version, resumed.selected_value) == (1, 0.3)
     assert (tmp_path / "selected" / "version-000001.safetensors").is_file()
 
     (tmp_path / "selected" / "version-000001.safetensors").unlink()
     with pytest.raises(DataError, match=r"version-000001\.safetensors are gone"):
-        fit(tmp_path, CheckpointSelection(), success, first_step=1, ckpt_path=saved)
+        play(tmp_path, CheckpointSelection(), success, first_step=1, ckpt_path=saved)
 
 
 def test_an_unknown_metric_is_refused_at_the_start(tmp_path):
     with pytest.raises(ConfigError, match=r"monitor='val/succes'\): the evaluation has val/success"):
-        fit(tmp_path, CheckpointSelection(monitor="val/succes"), {})
+        play(tmp_path, CheckpointSelection(monitor="val/succes"), {})
 
 
 def test_another_mode_is_refused():

@@ -5,17 +5,10 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_mappa.callbacks.kl_penalty import KLPenalty
-from lightning_mappa.callbacks.weight_sync import WeightSync
-from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import ConfigError, NotAvailableError, NumericError
 from lightning_mappa.models.load import add_adapter, trained_tensors
-from lightning_mappa.module import AgentModule
 from lightning_mappa.testing import tiny_llama
-from tests.unit.in_process import VOCAB, InProcessRun, make_trainer
-
-
-def score(response_ids):
-    return float(sum(response_ids) % 11)
+from tests.unit.in_process import VOCAB, InProcessRun, fit, make_agent, some_score
 
 
 def make_model(lora):
@@ -23,13 +16,6 @@ def make_model(lora):
     if not lora:
         return model
     return add_adapter(model, r=4, alpha=8, dropout=0.0, target_modules="all-linear", seed=0)
-
-
-def fit(tmp_path, run, model, *callbacks, ckpt_path=None):
-    module = AgentModule("solver", model, lr=1e-2, max_steps=run.max_steps)
-    trainer = make_trainer(tmp_path, callbacks=[WeightSync(), *callbacks])
-    trainer.fit(module, datamodule=RolloutDataModule(run), ckpt_path=ckpt_path)
-    return module
 
 
 class References(Callback):
@@ -47,9 +33,9 @@ class References(Callback):
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_kl_is_0_at_step_0_and_the_policy_gets_its_own_weights_back(tmp_path, lora):
     model = make_model(lora)
-    run = InProcessRun(model, score=score)
+    run = InProcessRun(model, score=some_score)
     kept = References()
-    fit(tmp_path, run, model, KLPenalty(), kept)
+    fit(tmp_path, run, make_agent(model), callbacks=[KLPenalty(), kept])
     assert run.reports[0]["kl"] == 0.0
     assert abs(run.reports[1]["kl"]) > 1e-4
     for step in (1, 2):
@@ -61,15 +47,15 @@ def test_kl_is_0_at_step_0_and_the_policy_gets_its_own_weights_back(tmp_path, lo
 def test_after_a_resume_the_reference_is_still_the_policy_at_step_0(tmp_path, lora):
     saved = tmp_path / "solver.ckpt"
     model = make_model(lora)
-    run = InProcessRun(model, score=score, checkpoints={2: saved})
+    run = InProcessRun(model, score=some_score, checkpoints={2: saved})
     whole = References()
-    fit(tmp_path, run, model, KLPenalty(), whole)
+    fit(tmp_path, run, make_agent(model), callbacks=[KLPenalty(), whole])
 
     model = make_model(lora)
-    resumed = InProcessRun(model, score=score, first_step=2)
+    resumed = InProcessRun(model, score=some_score, first_step=2)
     resumed.push_weights(2, run.pushed[2])
     later = References()
-    fit(tmp_path, resumed, model, KLPenalty(), later, ckpt_path=saved)
+    fit(tmp_path, resumed, make_agent(model), callbacks=[KLPenalty(), later], ckpt_path=saved)
     assert torch.equal(whole.log_probs[2], later.log_probs[2])
     assert run.reports[2]["kl"] == resumed.reports[2]["kl"] != 0.0
 
@@ -77,8 +63,9 @@ def test_after_a_resume_the_reference_is_still_the_policy_at_step_0(tmp_path, lo
 def test_the_reference_is_in_no_checkpoint_and_no_module(tmp_path):
     saved = tmp_path / "solver.ckpt"
     model = make_model(lora=False)
-    run = InProcessRun(model, score=score, checkpoints={1: saved})
-    module = fit(tmp_path, run, model, KLPenalty())
+    run = InProcessRun(model, score=some_score, checkpoints={1: saved})
+    module = make_agent(model)
+    fit(tmp_path, run, module, callbacks=[KLPenalty()])
     checkpoint = torch.load(saved, weights_only=True)
     assert checkpoint["state_dict"].keys() == module.state_dict().keys()
     assert checkpoint["callbacks"]["KLPenalty"] == {"coef": 0.01}
@@ -97,17 +84,17 @@ def test_the_penalty_is_in_the_return(tmp_path):
             wanted_B = (return_B - return_B.mean()) / (return_B.std(correction=0) + 1e-8)
             advantages[batch.step] = (wanted_B, batch.advantages_BT[:, -1].double())
 
-    run = InProcessRun(model, score=score)
-    fit(tmp_path, run, model, KLPenalty(kl_coef=0.5), Keep())
+    run = InProcessRun(model, score=some_score)
+    fit(tmp_path, run, make_agent(model), callbacks=[KLPenalty(kl_coef=0.5), Keep()])
     for wanted_B, got_B in advantages.values():
         assert torch.allclose(wanted_B, got_B, atol=1e-6)
 
 
 def test_the_adaptive_coefficient_follows_the_measured_kl(tmp_path):
     model = make_model(lora=False)
-    run = InProcessRun(model, score=score)
+    run = InProcessRun(model, score=some_score)
     callback = KLPenalty(kl_coef=0.1, kind="adaptive", kl_target=0.01, kl_horizon=12)
-    fit(tmp_path, run, model, callback)
+    fit(tmp_path, run, make_agent(model), callbacks=[callback])
     coefs = [run.reports[step]["kl_coef"] for step in range(3)]
     for step in range(2):
         error = min(max(run.reports[step]["kl"] / 0.01 - 1, -0.2), 0.2)
@@ -118,9 +105,9 @@ def test_the_adaptive_coefficient_follows_the_measured_kl(tmp_path):
 
 def test_a_runaway_kl_ends_the_run_only_where_asked(tmp_path):
     model = make_model(lora=False)
-    run = InProcessRun(model, score=score)
+    run = InProcessRun(model, score=some_score)
     with pytest.raises(NumericError, match=r"agent solver: KL to the reference is .* in step 1, above max_kl=1e-06"):
-        fit(tmp_path, run, model, KLPenalty(max_kl=1e-6))
+        fit(tmp_path, run, make_agent(model), callbacks=[KLPenalty(max_kl=1e-6)])
     assert not KLPenalty().is_runaway(math.inf)
     assert KLPenalty(max_kl=1.0).is_runaway(math.nan)
 

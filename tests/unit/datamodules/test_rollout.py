@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 import torch
 
-from lightning_mappa.callbacks.weight_sync import WeightSync
 from lightning_mappa.datamodules.rollout import RolloutDataModule, validated
 from lightning_mappa.errors import DataError
 from lightning_mappa.models.load import trained_tensors
@@ -11,19 +10,11 @@ from lightning_mappa.module import AgentModule
 from lightning_mappa.testing import tiny_llama
 from lightning_mappa.types import MaskReason
 from tests.unit.factories import make_experience
-from tests.unit.in_process import VOCAB, InProcessRun, make_trainer
+from tests.unit.in_process import VOCAB, InProcessRun, fit, make_agent, make_trainer, some_score
 
 
-def score(response_ids):
-    return float(sum(response_ids) % 11)
-
-
-def fit(tmp_path, run, *, callbacks=(), ckpt_path=None, **options):
-    module = AgentModule("solver", tiny_llama(VOCAB, 0), lr=1e-2, max_steps=run.max_steps)
-    trainer = make_trainer(tmp_path, callbacks=[WeightSync(), *callbacks], **options)
-    data = RolloutDataModule(run)
-    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
-    return trainer, data
+def play(tmp_path, run, **options):
+    return fit(tmp_path, run, make_agent(tiny_llama(VOCAB, 0), max_steps=run.max_steps), **options)
 
 
 GOOD = make_experience()
@@ -59,7 +50,7 @@ def test_an_invalid_action_is_not_posted_and_not_trained_on(tmp_path, fault):
     run = InProcessRun(
         tiny_llama(VOCAB, 0),
         max_steps=1,
-        score=score,
+        score=some_score,
         alter=lambda step, actions: [actions[0], dataclasses.replace(actions[1], **fault), *actions[2:]],
     )
     run.exchange_keys = None
@@ -70,20 +61,20 @@ def test_an_invalid_action_is_not_posted_and_not_trained_on(tmp_path, fault):
         return post(step, stats, kl_coef)
 
     run.exchange = exchange
-    fit(tmp_path, run)
+    play(tmp_path, run)
     assert run.exchange_keys == [f"episode-0-{i}" for i in (0, 2, 3, 4, 5)]
     assert run.reports[0]["trained_actions"] == 5
     assert run.reports[0]["masked_rate"] == pytest.approx(1 / 6)
 
 
 def test_validation_reads_the_evaluation_at_the_version_just_made(tmp_path):
-    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=4, score=score, success={2: 0.2, 4: 0.4})
-    trainer, data = fit(tmp_path, run, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None)
+    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=4, score=some_score, success={2: 0.2, 4: 0.4})
+    trainer = play(tmp_path, run, limit_val_batches=1, val_check_interval=2, check_val_every_n_epoch=None)
     assert [v for call, v in run.calls if call == "evaluation"] == [2, 4]
     assert run.calls.index(("evaluation", 2)) > run.calls.index(("push_weights", 2))
     assert float(trainer.callback_metrics["val/success"]) == pytest.approx(0.4)
-    assert data.version == 4
-    assert data.last_batch.step == 3
+    assert trainer.datamodule.version == 4
+    assert trainer.datamodule.last_batch.step == 3
 
 
 def test_validate_alone_reads_the_first_version(tmp_path):
@@ -96,24 +87,24 @@ def test_validate_alone_reads_the_first_version(tmp_path):
 
 
 def test_the_end_of_the_run_ends_the_fit(tmp_path):
-    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=9, score=score, last_step=1)
-    trainer, _ = fit(tmp_path, run)
+    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=9, score=some_score, last_step=1)
+    trainer = play(tmp_path, run)
     assert sorted(run.reports) == [0, 1]
     assert run.left == [None]
     assert trainer.state.finished
 
 
 def test_no_batch_is_asked_for_ahead(tmp_path):
-    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=score)
-    fit(tmp_path, run)
+    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=some_score)
+    play(tmp_path, run)
     for step in range(1, 3):
         assert run.calls.index(("experience", step)) > run.calls.index(("push_weights", step))
 
 
 def test_a_checkpoint_between_two_batches_holds_the_weights_of_its_version(tmp_path):
     saved = tmp_path / "solver.ckpt"
-    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=score, checkpoints={2: saved})
-    fit(tmp_path, run)
+    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=some_score, checkpoints={2: saved})
+    play(tmp_path, run)
     state = torch.load(saved, weights_only=True)["state_dict"]
     names = trained_tensors(tiny_llama(VOCAB, 0))
     assert all(torch.equal(state[f"policy.model.{name}"], run.pushed[2][name]) for name in names)
@@ -121,20 +112,20 @@ def test_a_checkpoint_between_two_batches_holds_the_weights_of_its_version(tmp_p
 
 def test_a_checkpoint_of_another_step_is_refused(tmp_path):
     saved = tmp_path / "solver.ckpt"
-    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=score, checkpoints={1: saved})
-    fit(tmp_path, run)
-    other = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=score, first_step=2)
+    run = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=some_score, checkpoints={1: saved})
+    play(tmp_path, run)
+    other = InProcessRun(tiny_llama(VOCAB, 0), max_steps=3, score=some_score, first_step=2)
     with pytest.raises(DataError, match="saved before step 1, the run goes on with step 2"):
-        fit(tmp_path, other, ckpt_path=saved)
+        play(tmp_path, other, ckpt_path=saved)
 
 
 def test_an_error_is_told_to_the_run(tmp_path):
-    run = InProcessRun(tiny_llama(VOCAB, 0), score=score)
+    run = InProcessRun(tiny_llama(VOCAB, 0), score=some_score)
 
     def broken(step, metrics):
         raise OSError("disk")
 
     run.report = broken
     with pytest.raises(OSError, match="disk"):
-        fit(tmp_path, run)
+        play(tmp_path, run)
     assert [str(error) for error in run.left] == ["disk"]
