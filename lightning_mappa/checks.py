@@ -90,6 +90,11 @@ def check_folders(cfg: DictConfig) -> None:
     if cfg.resume is not None:
         if not (Path(cfg.resume) / "config.yaml").is_file():
             raise ConfigError(f"resume={cfg.resume} is no run folder: it holds no config.yaml")
+        if (Path(cfg.resume) / "test.json").exists():
+            raise ConfigError(
+                f"resume={cfg.resume}: its report split has been read (test.json), and training on would make "
+                "those figures another system's; start a new run"
+            )
         return
     if cfg.output_dir is None:
         return

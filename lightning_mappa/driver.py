@@ -56,7 +56,6 @@ class Driver:
         self.stopped = False
         """Whether a stop request ended the run before its last step."""
         self._saving: Path | None = None
-        self._saved_version: int | None = None
         self._updating_since: float | None = None
 
     def drive(self) -> None:
@@ -101,16 +100,22 @@ class Driver:
     def _enter(self, version: int) -> None:
         """Between two steps: close the last one, and save or stop where due."""
         self._close_step()
-        due = version > self._runtime.first_step and version % self._settings.checkpoint_every == 0
-        stopping = self.stop.requested
-        self._saving = self._folder.begin_checkpoint() if due or stopping else None
-        if stopping:
-            self.stopped = True
-            self._saved_version = version
-            self._runtime.end(version - 1, self._saving)
+        if self.stop.requested:
+            self._stop(version)
         else:
-            self._saved_version = version if due else self._saved_version
-            self._runtime.post_boundary(version, self._saving)
+            due = version > 0 and version % self._settings.checkpoint_every == 0
+            self._runtime.post_boundary(version, self._begin_saving(version) if due else None)
+
+    def _stop(self, version: int) -> None:
+        """Ends the run before step `version`, once it can go on from there."""
+        self.stopped = True
+        self._runtime.end(version - 1, self._begin_saving(version))
+
+    def _begin_saving(self, version: int) -> Path | None:
+        """None where that version is there already: just now, or from the run that this one resumes."""
+        there = self._folder.checkpoint(version).exists()
+        self._saving = None if there else self._folder.begin_checkpoint()
+        return self._saving
 
     def _roll_out(self, step: int) -> None:
         settings = self._settings
@@ -129,11 +134,7 @@ class Driver:
         )
         rollout = self._collect_or_drop(plan)
         if rollout is None:
-            self.stopped = True
-            unsaved = self._saved_version != step
-            self._saving = self._folder.begin_checkpoint() if unsaved else None
-            self._saved_version = step
-            self._runtime.end(step - 1, self._saving)
+            self._stop(step)
             return
         self.record.rollout(step, rollout)
         self._runtime.post_rollout(step, rollout.episodes)
@@ -165,9 +166,6 @@ class Driver:
 
     def _publish(self, version: int) -> None:
         assert self._saving is not None
-        assert self._saved_version is not None
-        self._folder.publish_checkpoint(
-            self._saving, self._saved_version, self.record.state(), self._settings.keep_checkpoints
-        )
+        self._folder.publish_checkpoint(self._saving, version, self.record.state(), self._settings.keep_checkpoints)
         self._saving = None
         self._runtime.post_published()

@@ -105,6 +105,9 @@ class RunFolder:
 
     # -- joint checkpoints ----------------------------------------------------------------------------------
 
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"step-{version:06d}"
+
     def begin_checkpoint(self) -> Path:
         """An empty hidden folder beside the checkpoints, so that the final rename stays on one file system."""
         temporary = self.checkpoints / f".tmp-{os.getpid()}"
@@ -116,7 +119,7 @@ class RunFolder:
         """Makes the folder visible as step `version`; older ones go only after it verifies."""
         write_json(temporary / STATE, {**state, "version": version})
         torch.save(_random_states(), temporary / "random.pt")
-        final = self.checkpoints / f"step-{version:06d}"
+        final = self.checkpoint(version)
         publish(temporary, final)
         fault = verify(final)
         if fault is not None:
@@ -139,9 +142,13 @@ class RunFolder:
         raise DataError(f"{self.path} holds no complete checkpoint to resume from{detail}")
 
     def rewind(self, version: int) -> None:
-        """Drops what was recorded after `version`, which will be made again, and half-made checkpoints."""
-        for unfinished in self.checkpoints.glob(".tmp-*"):
-            shutil.rmtree(unfinished)
+        """Drops what was recorded after `version`, which will be made again, and half-made checkpoints.
+
+        Also newer ones that are damaged: counted as the newest, they would be kept in place of whole ones.
+        """
+        newer = [folder for folder in self._numbered() if folder > self.checkpoint(version)]
+        for useless in (*self.checkpoints.glob(".tmp-*"), *newer):
+            shutil.rmtree(useless)
         kept = [line for line in self.metric_lines() if line["step"] < version]
         write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
         for kind, first_dropped in (("step", version), ("selection", version + 1)):

@@ -52,6 +52,14 @@ class SignalSelf(Callback):
             os.kill(os.getpid(), self.signum)
 
 
+class SignalAtStart(Callback):
+    """Sends this process a signal before the first batch."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if pl_module.agent_id == "solver":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 class SignalInRollout(SequentialWorkflow):
     """Sends this process a signal in the middle of its `after`-th training episode."""
 

@@ -93,3 +93,16 @@ def test_a_run_killed_between_checkpoints_goes_on_from_the_last_whole_one(tmp_pa
     with pytest.warns(UserWarning, match="passed over a damaged checkpoint: step-000003"):
         resume(tmp_path / "killed", *STEPS)
     compare(tmp_path / "straight", tmp_path / "killed")
+
+
+def test_a_run_that_is_stopped_before_it_has_done_anything_keeps_the_checkpoint_it_came_from(tmp_path):
+    stop = (f"+callbacks.stop._target_={probes.__name__}.SignalSelf", "+callbacks.stop.step=1")
+    with pytest.raises(Preempted):
+        run_fit(tmp_path / "run", *STEPS, *stop)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    before = checkpoint.stat()
+    with pytest.raises(Preempted, match="stopped after 2 steps"):
+        resume(tmp_path / "run", *STEPS, f"+callbacks.stop._target_={probes.__name__}.SignalAtStart")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (checkpoint.name, checkpoint.stat().st_ino) == ("step-000002", before.st_ino)
+    assert resume(tmp_path / "run", *STEPS)["status"] == "done"

@@ -197,6 +197,9 @@ def test_resume_needs_a_run(tmp_path: Path):
         check_folders(folders(resume=str(tmp_path)))
     (tmp_path / "config.yaml").touch()
     check_folders(folders(resume=str(tmp_path), output_dir=str(tmp_path)))
+    (tmp_path / "test.json").touch()
+    with pytest.raises(ConfigError, match="report split has been read"):
+        check_folders(folders(resume=str(tmp_path)))
 
 
 def test_run_folder_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

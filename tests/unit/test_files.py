@@ -91,6 +91,15 @@ def test_old_checkpoints_go_only_after_newer_ones(run):
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
 
 
+def test_a_damaged_checkpoint_is_not_kept_in_place_of_a_whole_one(run):
+    save(run, 2, keep=1)
+    save(run, 6, keep=2)
+    (run.checkpoints / "step-000006" / "a.ckpt").write_text("5")
+    run.rewind(2)
+    save(run, 4, keep=1)
+    assert run.last_checkpoint() == (run.checkpoints / "step-000004", [])
+
+
 def test_without_any_complete_checkpoint_resume_says_so(run):
     (run.checkpoints / "step-000001").mkdir(parents=True)
     with pytest.raises(DataError, match=r"no complete checkpoint.*step-000001: no readable manifest"):
