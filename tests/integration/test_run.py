@@ -164,7 +164,7 @@ def test_another_seed_gives_other_samples(base, run, tmp_path):
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(run, tmp_path):
-    summary = run("optimizer.lr=0", "trainer.max_steps=3")
+    summary = run("optimizer.lr=0", "trainer.max_steps=3", "trainer.val_check_interval=3")
     start = load_model("tiny", dtype="float32").state_dict()
     for agent in AGENTS:
         assert all(torch.equal(value, start[name]) for name, value in exported(tmp_path / "run", agent).items())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,22 +23,44 @@ def loaded_after(statement: str, cwd: Path) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.fixture(scope="module")
+def everything() -> dict[str, Any]:
+    """After an import of every module of the package, in the root of the checkout: the names of all modules
+    loaded, and of every class of ours (by file and name) the modules that it claims to be defined in."""
+    code = """
+import importlib, inspect, json, os, pkgutil, sys
+import lightning_mappa
+for found in pkgutil.walk_packages(lightning_mappa.__path__, "lightning_mappa."):
+    if not found.name.endswith(".__main__"):
+        importlib.import_module(found.name)
+classes = {}
+for module in list(sys.modules.values()):
+    file = os.path.realpath(getattr(module, "__file__", None) or "")
+    if file.startswith(os.getcwd() + os.sep):
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and value.__module__ == module.__name__:
+                classes.setdefault(f"{file} {name}", []).append(module.__name__)
+print(json.dumps({"modules": sorted(sys.modules), "classes": classes}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def test_the_package_loads_nothing_heavy(tmp_path: Path):
     loaded = loaded_after("import lightning_mappa", tmp_path)
     assert "lightning_mappa" in loaded
     assert not loaded & {*HEAVY, "torch", "lightning", "transformers"}
 
 
-def test_no_module_loads_what_only_some_runs_need(tmp_path: Path):
-    everything = (
-        "import importlib, pkgutil, lightning_mappa\n"
-        "for found in pkgutil.walk_packages(lightning_mappa.__path__, 'lightning_mappa.'):\n"
-        "    if not found.name.endswith('.__main__'): importlib.import_module(found.name)"
-    )
-    loaded = loaded_after(everything, tmp_path)
-    assert "lightning_mappa.fit" in loaded
-    assert "lightning_mappa.callbacks.weight_sync" in loaded
-    assert not loaded & set(HEAVY)
+def test_the_command_line_can_still_set_what_torch_reads_when_it_is_loaded(tmp_path: Path):
+    assert "torch" not in loaded_after("import lightning_mappa.cli", tmp_path)
+
+
+def test_no_module_loads_what_only_some_runs_need(everything: dict[str, Any]):
+    assert {"lightning_mappa.fit", "lightning_mappa.callbacks.weight_sync"} <= set(everything["modules"])
+    assert not set(everything["modules"]) & set(HEAVY)
 
 
 def test_values_and_formulas_need_no_lightning(tmp_path: Path):
@@ -60,27 +84,9 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
         _ = lightning_mappa.Nothing
 
 
-def test_every_class_has_one_import_name():
-    """From the root, where `import callbacks` would work too and make a second copy of every class."""
-    code = """
-import importlib, inspect, pkgutil, sys
-import lightning_mappa
-for found in pkgutil.walk_packages(lightning_mappa.__path__, "lightning_mappa."):
-    if not found.name.endswith(".__main__"):
-        importlib.import_module(found.name)
-import os
-names = {}
-for module in list(sys.modules.values()):
-    file = getattr(module, "__file__", None) or ""
-    if not os.path.realpath(file).startswith(os.getcwd() + os.sep):
-        continue
-    for name, value in vars(module).items():
-        if inspect.isclass(value) and value.__module__ == module.__name__:
-            names.setdefault((os.path.realpath(file), name), set()).add(module.__name__)
-assert len(names) > 40, len(names)
-for place, modules in names.items():
-    assert len(modules) == 1, (place, modules)
-    assert next(iter(modules)).startswith("lightning_mappa."), (place, modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_every_class_has_one_import_name(everything: dict[str, Any]):
+    """In the root `import callbacks` would work too, and make a second copy of every class."""
+    classes = everything["classes"]
+    assert len(classes) > 40
+    assert {place: modules for place, modules in classes.items() if len(modules) > 1} == {}
+    assert all(module.startswith("lightning_mappa.") for modules in classes.values() for module in modules)
