@@ -6,7 +6,7 @@ import re
 
 from lightning_mappa.tasks.expressions import evaluate
 from lightning_mappa.tasks.grading import boxed_answer, parse_gold, parse_integer
-from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolStatus, Verdict
+from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, StopReason, ToolStatus, Verdict
 
 _NUMBER = re.compile(r"(?:(?<![\d).])-)?\d{1,3}(?:,\d{3})+(?!\d)|(?:(?<![\d).])-)?\d+(?:\.\d+)?")
 _PROSE = re.compile(r"[A-Za-z]{2,}|=")
@@ -29,11 +29,12 @@ value it was handed; 1 boxes anything else; 0 boxes nothing |
 better, what it was handed has no value; 2 prints another number; 1 prints none, or fails |
     | **reports**: follows its own code | 10 states the output; 9 states the reference instead; 8 states no \
 number where there was none; 1 otherwise |
-    | **solves**: any other; hands on an expression, or prose that ends with its number | 10 the reference; \
+    | **solves**: any other; hands on an expression, or prose whose last number is its result | 10 the reference; \
 8 the wrong value it was handed; 2 another value; 1 no value, so that saying nothing never beats trying |
 
-    An action is handed the last text of the agent before it, and that agent's last tool output. Where the
-    task has no reference, every line that needs it is a missing verdict.
+    Prose that was cut at the token limit has no value but what it has boxed. An action is handed the last text
+    of the agent before it, and that agent's last tool output. Where the task has no reference, every line that
+    needs it is a missing verdict.
     """
 
     name = "rules"
@@ -80,6 +81,12 @@ def text_value(text: str) -> int | None:
         return _last_integer(text) if _is_prose(text) else None
 
 
+def stated_value(action: Action) -> int | None:
+    """What the action's text comes to; None where its prose was cut, since its last number is then any number."""
+    cut = action.stop_reason is StopReason.LENGTH and boxed_answer(action.text) is None
+    return None if cut and _is_prose(action.text) else text_value(action.text)
+
+
 def output_value(action: Action) -> int | None:
     """The last number that the action's last program printed; None if it failed or printed none."""
     last = action.tool_results[-1]
@@ -89,9 +96,9 @@ def output_value(action: Action) -> int | None:
 class _Handed:
     """What one agent left to the next."""
 
-    def __init__(self, text: str, output: int | None, *, is_code: bool) -> None:
-        self.text = text.strip()
-        self.value = output if is_code else text_value(text)
+    def __init__(self, action: Action, output: int | None) -> None:
+        self.text = action.text.strip()
+        self.value = output if action.tool_results else stated_value(action)
         self.values = {value for value in (self.value, output) if value is not None}
 
     @property
@@ -107,7 +114,7 @@ def _handed(episode: Episode, index: int) -> _Handed | None:
         return None
     last = earlier[-1]
     outputs = [output_value(a) for a in earlier if a.agent_id == last.agent_id and a.tool_results]
-    return _Handed(last.text, outputs[-1] if outputs else None, is_code=bool(last.tool_results))
+    return _Handed(last, outputs[-1] if outputs else None)
 
 
 def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
@@ -132,7 +139,7 @@ def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | No
 
 
 def _judge_report(action: Action, gold: frozenset[int] | None, output: int | None) -> Judgement:
-    value = text_value(action.text)
+    value = stated_value(action)
     if value is None and output is None:
         return 8.0, "the code gave no number, and none is stated"
     if value == output:
@@ -161,7 +168,7 @@ def _judge_answer(action: Action, gold: frozenset[int] | None, given: _Handed | 
 
 
 def _judge_solution(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
-    value = text_value(action.text)
+    value = stated_value(action)
     if value is None:
         return 1.0, "hands on something that comes to no number"
     if gold is None:

@@ -5,16 +5,16 @@ import asyncio
 import pytest
 
 from lightning_mappa.coaches.rules import RulesCoach, text_value
-from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, Task, ToolResult, ToolStatus
+from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, StopReason, Task, ToolResult, ToolStatus
 from tests.unit.factories import make_action
 
 OK, NONZERO, TIMEOUT = ToolStatus.OK, ToolStatus.NONZERO, ToolStatus.TIMEOUT
 
 
-def action(agent_id, text, *, turn=0, output=None, ran=OK, status=ActionStatus.OK):
+def action(agent_id, text, *, turn=0, output=None, ran=OK, status=ActionStatus.OK, stop=StopReason.STOP):
     """`output` None is an action that ran no code."""
     results = () if output is None else (ToolResult(status=ran, stdout=output),)
-    return make_action(agent_id=agent_id, text=text, turn=turn, status=status, tool_results=results)
+    return make_action(agent_id=agent_id, text=text, turn=turn, status=status, stop_reason=stop, tool_results=results)
 
 
 def mathchat(solution="(12+7)*3", output="57\n", report="57", answer=r"\boxed{57}", ran=OK):
@@ -136,6 +136,16 @@ def test_second_program_is_judged_as_code():
 )
 def test_solver_in_prose(text, score):
     assert scores([action("solver", text), *mathchat()[1:]])[SOLVER] == score
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [("To get 57, first add", 1), (r"So \boxed{57} and", 10), ("(12+7)*3", 10)],
+    ids=["prose", "after its box", "an expression"],
+)
+def test_the_last_number_of_prose_that_was_cut_is_no_result(text, score):
+    solution = action("solver", text, stop=StopReason.LENGTH)
+    assert scores([solution, *mathchat()[1:]])[SOLVER] == score
 
 
 @pytest.mark.parametrize(
