@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -10,13 +11,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tools.process import run_program
 from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, python_command
+from lightning_mappa.tools.seccomp import seccomp_filter
 
 WORKSPACE = "/ws"
 PROGRAM = "/program.py"
@@ -31,7 +32,18 @@ assert sys.version == {version!r}, f"another interpreter runs: {{sys.version}}"
 assert all(os.access(path, os.R_OK) for path in sys.path[1:]), "the interpreter's libraries are not readable"
 assert not os.path.exists({secret!r}), "a file of the host is visible"
 assert os.getcwd() == "/ws" and not os.listdir(), "the workspace is not the working folder"
-assert {{name for _, name in socket.if_nameindex()}} <= {{"lo"}}, "a network device is visible"
+for index in range(2, 256):
+    try:
+        name = socket.if_indextoname(index)
+    except OSError:
+        continue
+    raise AssertionError("a network device is visible")
+try:
+    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+except OSError:
+    pass
+else:
+    raise AssertionError("system calls are not filtered")
 try:
     socket.create_connection(("127.0.0.1", {port}), timeout=1)
 except OSError:
@@ -79,13 +91,13 @@ class Bubblewrap:
         parts = ["namespaces"] + ["own uid"] * self.drop_uid + ["user namespace"] * self.user_namespace
         return ", ".join(parts + ["no /proc"] * (not self.mount_proc))
 
-    @contextmanager
+    @contextlib.contextmanager
     def launch(self, program: bytes, workspace: Path, limits: Limits, status_fd: int) -> Iterator[Launch]:
-        program_fd = os.memfd_create("program")
-        ready_fd = os.dup(status_fd)  # bwrap closes the one it reports to before the program starts
-        try:
-            _write_all(program_fd, program)
-            os.lseek(program_fd, 0, os.SEEK_SET)
+        with contextlib.ExitStack() as stack:
+            program_fd = memory_file(stack, program)
+            filter_fd = memory_file(stack, seccomp_filter())
+            ready_fd = os.dup(status_fd)  # bwrap closes the one it reports to before the program starts
+            stack.callback(os.close, ready_fd)
             drop = _drop_root(workspace) if self.drop_uid else []
             yield Launch(
                 argv=[
@@ -97,7 +109,17 @@ class Bubblewrap:
                     *_file_system(),
                     *(("--proc", "/proc") if self.mount_proc else ()),
                     *_writable(limits, workspace),
-                    *("--perms", "0444", "--ro-bind-data", str(program_fd), PROGRAM, "--remount-ro", "/"),
+                    *(
+                        "--seccomp",
+                        str(filter_fd),
+                        "--perms",
+                        "0444",
+                        "--ro-bind-data",
+                        str(program_fd),
+                        PROGRAM,
+                        "--remount-ro",
+                        "/",
+                    ),
                     *itertools.chain.from_iterable(
                         ("--setenv", *item) for item in program_environment(WORKSPACE).items()
                     ),
@@ -107,11 +129,8 @@ class Bubblewrap:
                 ],
                 env={},  # bwrap's own environment can be read inside, at /proc/1/environ
                 cwd=Path("/"),
-                pass_fds=(status_fd, ready_fd, program_fd),
+                pass_fds=(status_fd, ready_fd, program_fd, filter_fd),
             )
-        finally:
-            os.close(program_fd)
-            os.close(ready_fd)
 
     def _namespaces(self) -> list[str]:
         flags = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -242,7 +261,11 @@ def _writable(limits: Limits, workspace: Path) -> list[str]:
     ]
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
+    """A descriptor from which `data` is read; closed with the stack."""
+    file = stack.enter_context(os.fdopen(os.memfd_create("sandbox"), "wb", buffering=0))
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[file.write(view) :]
+    file.seek(0)
+    return file.fileno()

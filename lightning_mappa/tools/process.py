@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from lightning_mappa.tools.memory import holds_more_than
 from lightning_mappa.tools.outcome import Outcome
 from lightning_mappa.tools.sandbox import Limits, Sandbox
 from lightning_mappa.tools.workspace import exceeds
@@ -23,7 +24,10 @@ _START_S = 60.0
 """For the sandbox to come up, on a machine however busy."""
 _DEATH_S = 30.0
 """For killed processes to be gone."""
-_TICK_S = 0.25
+_TICK_S = 0.1
+"""Between two looks at memory and at a cancellation."""
+_COUNT_S = 0.25
+"""Between two counts of the workspace."""
 _CHUNK = 1 << 16
 
 
@@ -32,7 +36,7 @@ def run_program(
 ) -> Outcome:
     """Runs `program` and returns when nothing of it is alive any more. Blocks: call it in a thread.
 
-    Setting `cancelled` kills it within a quarter of a second. Failures of the sandbox are outcomes that have not
+    Setting `cancelled` kills it within a tenth of a second. Failures of the sandbox are outcomes that have not
     started, with a reason; nothing is raised for what a program did.
     """
     try:
@@ -56,6 +60,8 @@ class _Process:
         self._namespaced = False
         self._root_fd: int | None = None
         """Of the namespace's pid 1, whose death ends all others; None without one, and when it is dead already."""
+        self._root_pid: int | None = None
+        """The ancestor of all that the program starts."""
         self._started_at: float | None = None
         self._ended_at = 0.0
         with contextlib.ExitStack() as stack:
@@ -91,7 +97,7 @@ class _Process:
     def watch(self, cancelled: threading.Event) -> None:
         """Drains the pipes until the program exits or is past a limit."""
         begin = time.monotonic()
-        next_count = begin + _TICK_S
+        next_look = next_count = begin + _TICK_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._exit_fd, selectors.EVENT_READ)
             for name, pipe in self._pipes.items():
@@ -110,7 +116,10 @@ class _Process:
                     return
                 if now >= next_count:
                     self._check_workspace()
-                    next_count = time.monotonic() + _TICK_S
+                    next_count = time.monotonic() + _COUNT_S
+                if now >= next_look:
+                    self._check_memory()
+                    next_look = time.monotonic() + _TICK_S
                 for key, _ in selector.select(min(_TICK_S, deadline - now)):
                     if key.data is None:
                         return
@@ -177,7 +186,7 @@ class _Process:
                 self._started_at = time.monotonic()
             elif (pid := json.loads(line).get("child-pid")) is not None:
                 self._namespaced = True
-                self._root_fd = _open_namespace_root(pid)
+                self._root_fd, self._root_pid = _open_namespace_root(pid), pid
                 if self._root_fd is not None:
                     self._resources.callback(os.close, self._root_fd)
 
@@ -186,6 +195,12 @@ class _Process:
             self._reason = f"not ready after {_START_S:g} s"
         else:
             self._stopped = ToolStatus.TIMEOUT
+
+    def _check_memory(self) -> None:
+        if self._started_at is not None:
+            root = self._popen.pid if self._root_pid is None else self._root_pid
+            if holds_more_than(root, self._limits.memory_mb << 20):
+                self._stopped = ToolStatus.MEMORY
 
     def _check_workspace(self) -> None:
         limits = self._limits

@@ -30,7 +30,7 @@ class Limits:
     """Counted from the moment the program starts, not while it waits for a slot or for the sandbox."""
     cpu_s: int = 10
     memory_mb: int = 1024
-    """Address space of one process."""
+    """Address space of each process, and what all of them hold together."""
     processes: int = 64
     """Processes and threads alive at once."""
     open_files: int = 256

@@ -91,7 +91,7 @@ def test_no_network_is_reachable(run):
         result = run(
             f"""
             import socket
-            print(socket.if_nameindex())
+            print([socket.if_indextoname(1)])
             addresses = [
                 (socket.AF_INET, ("127.0.0.1", {server.getsockname()[1]})),
                 (socket.AF_INET, ("169.254.169.254", 80)),
@@ -112,7 +112,7 @@ def test_no_network_is_reachable(run):
                         print("reached", address)
             """
         )
-    assert (result.status, result.stdout) == (ToolStatus.OK, "[(1, 'lo')]\n")
+    assert (result.status, result.stdout) == (ToolStatus.OK, "['lo']\n")
 
 
 def test_it_has_no_rights(run):
