@@ -150,7 +150,7 @@ def rollout_data(trainer: Trainer) -> RolloutDataModule:
 
 def validated(experience: Experience, agent_id: str, vocab_size: int) -> Experience:
     """The experience, or in its place a one-token row masked as `invalid` that does no harm in a forward."""
-    if _fault(experience, agent_id, vocab_size) is None:
+    if _is_sound(experience, agent_id, vocab_size):
         return experience
     return dataclasses.replace(
         experience,
@@ -161,19 +161,12 @@ def validated(experience: Experience, agent_id: str, vocab_size: int) -> Experie
     )
 
 
-def _fault(experience: Experience, agent_id: str, vocab_size: int) -> str | None:
-    """Why the experience cannot be trained on as it stands; None when it can."""
-    e = experience
-    if e.agent_id != agent_id:
-        return f"belongs to agent {e.agent_id}"
-    if len(e.rollout_log_probs) != len(e.response_ids):
-        return f"{len(e.response_ids)} response ids but {len(e.rollout_log_probs)} log-probs"
-    if not e.prompt_ids:
-        return "empty prompt"
-    if not e.response_ids and e.masked is None:
-        return "empty response"
-    if not all(0 <= token < vocab_size for token in e.prompt_ids + e.response_ids):
-        return f"an id outside the vocabulary of {vocab_size}"
-    if not all(math.isfinite(value) for value in e.rollout_log_probs):
-        return "a non-finite log-prob"
-    return None
+def _is_sound(e: Experience, agent_id: str, vocab_size: int) -> bool:
+    return (
+        e.agent_id == agent_id
+        and len(e.rollout_log_probs) == len(e.response_ids)
+        and len(e.prompt_ids) > 0
+        and (len(e.response_ids) > 0 or e.masked is not None)
+        and all(0 <= token < vocab_size for token in e.prompt_ids + e.response_ids)
+        and all(math.isfinite(value) for value in e.rollout_log_probs)
+    )

@@ -192,6 +192,3 @@ def _show(console: Console, episode: Episode) -> None:
     if episode.reason:
         console.print(f"  failed: {episode.reason}", style="red", markup=False)
     console.print(f"  answer: {episode.answer if episode.answer is not None else 'none'}", markup=False)
-
-
-__all__ = ["TrainedSystem", "predict", "read_inputs", "test", "validate"]
