@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach
+from lightning_mappa.errors import ConfigError
 from lightning_mappa.models.load import (
     add_adapter,
     context_length,
@@ -141,7 +142,7 @@ def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_vers
             shared[key] = _with_adapter(base, model_cfg.lora, seed=0, name=agent_id)
             load_trained_tensors(shared[key], trained_tensors(agent.model), agent_id)
         else:
-            key = (model_cfg.path, model_cfg.dtype, agent_id if agent.trained else "frozen")
+            key = (model_cfg.path, model_cfg.dtype, agent.trained, agent_id if agent.trained else None)
             shared.setdefault(key, copy.deepcopy(agent.model))
         served[agent_id] = (key, adapter)
     return TransformersEngine(
@@ -162,7 +163,10 @@ def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_vers
 def build_coordinator(
     cfg: DictConfig, environment: Environment, agents: Mapping[str, LoadedAgent], engine: Engine
 ) -> RolloutCoordinator:
-    """Raises `ConfigError` for a fault in an agent's prompt template."""
+    """Raises `ConfigError` for a workflow whose agents are not there, or a fault in an agent's prompt template."""
+    for agent_id in environment.workflow.agent_ids:
+        if agent_id not in agents:
+            raise ConfigError(f"workflow needs the agent {agent_id!r}, no key of agents; allowed: {', '.join(agents)}")
     specs = {agent_id: agent_spec(cfg, environment, agents[agent_id]) for agent_id in agents}
 
     def seat_for(agent_id: str, context: SeatContext) -> Seat:
