@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,8 @@ def quiet_libraries() -> None:
     """One progress display for the run: what Lightning and transformers say per model stays out of it."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # Lightning 2.6 asks torch 2.13 in a way that torch calls deprecated; a user can do nothing about it.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
