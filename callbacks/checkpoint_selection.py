@@ -23,7 +23,8 @@ class CheckpointSelection(Callback):
 
     Acts at the start of training and after every validation. The selection is joint because every agent sees
     the same evaluation of the whole system; ties go to the earlier version. `dirpath` then holds
-    `selected.json` and the file of tensors that it names.
+    `selected.json` and the tensors that it names: of the selected version, and of the one selected before it,
+    because an agent whose run breaks off earlier may not know of the last evaluation.
 
     Args:
         monitor: a metric of the system's evaluation, as logged (`val/…`).
@@ -47,7 +48,8 @@ class CheckpointSelection(Callback):
         self.selected_version: int | None = None
         """None before the first evaluation."""
         self.selected_value: float | None = None
-        self._in_checkpoint = False
+        self._previous: int | None = None
+        self._in_checkpoints: set[int | None] = set()
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -58,6 +60,8 @@ class CheckpointSelection(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.selected_version is not None:
+            self._name(pl_module)  # after a resume the file may speak of versions that are made again
         if rollout_data(trainer).version == 0:
             self._consider(trainer, pl_module)
 
@@ -74,14 +78,14 @@ class CheckpointSelection(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        self._in_checkpoint = True
+        self._in_checkpoints.add(self.selected_version)
         return {"selected_version": self.selected_version, "selected_value": self.selected_value}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.selected_version = state_dict["selected_version"]
         self.selected_value = state_dict["selected_value"]
-        self._in_checkpoint = True
+        self._in_checkpoints.add(self.selected_version)
         if self.selected_version is not None and not self._tensors(self.selected_version).is_file():
             raise DataError(f"the selected weights {self._tensors(self.selected_version)} are gone")
 
@@ -99,22 +103,32 @@ class CheckpointSelection(Callback):
     def _keep(self, pl_module: LightningModule, version: int, value: float) -> None:
         """Tensors first, then the file that names them; old tensors go unless a checkpoint needs them."""
         assert isinstance(pl_module, AgentModule)
+        old, self._previous = self._previous, self.selected_version
+        self.selected_version, self.selected_value = version, value
         path = self._tensors(version)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
         save_file({n: t.detach().cpu().contiguous() for n, t in trained_tensors(pl_module.model).items()}, partial)
         partial.replace(path)
+        self._name(pl_module)
+        if old is not None and old not in self._in_checkpoints:
+            self._tensors(old).unlink(missing_ok=True)
+
+    def _name(self, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, AgentModule)
+        assert self.dirpath is not None
+        assert self.selected_version is not None
         entry = {
             "agent_id": pl_module.agent_id,
-            "version": version,
+            "version": self.selected_version,
             "monitor": self.monitor,
-            "value": value,
-            "tensors": path.name,
+            "value": self.selected_value,
+            "tensors": self._tensors(self.selected_version).name,
+            "previous": None,
         }
-        write_atomically(path.with_name("selected.json"), json.dumps(entry, indent=2) + "\n")
-        if self.selected_version is not None and not self._in_checkpoint:
-            self._tensors(self.selected_version).unlink(missing_ok=True)
-        self.selected_version, self.selected_value, self._in_checkpoint = version, value, False
+        if self._previous is not None:
+            entry["previous"] = {"version": self._previous, "tensors": self._tensors(self._previous).name}
+        write_atomically(self.dirpath / "selected.json", json.dumps(entry, indent=2) + "\n")
 
     def _tensors(self, version: int) -> Path:
         assert self.dirpath is not None

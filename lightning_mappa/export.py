@@ -28,7 +28,8 @@ class Selection:
 def joint_selection(folder: RunFolder, agent_ids: Iterable[str]) -> Selection | None:
     """What CheckpointSelection kept; None when nothing was selected.
 
-    Raises `DataError` when the agents hold different versions: a team is only as evaluated together.
+    A team is only as evaluated together: where a run broke off and some agents know of one evaluation more
+    than others, it is the last version that all of them hold. Raises `DataError` when there is none.
     """
     agent_ids = tuple(agent_ids)
     entries = {
@@ -38,14 +39,18 @@ def joint_selection(folder: RunFolder, agent_ids: Iterable[str]) -> Selection | 
     }
     if not entries:
         return None
-    versions = {agent_id: entry["version"] for agent_id, entry in entries.items()}
-    if len(entries) != len(agent_ids) or len(set(versions.values())) > 1:
+    held = {
+        agent_id: {one["version"]: one["tensors"] for one in (entry, entry.get("previous")) if one is not None}
+        for agent_id, entry in entries.items()
+    }
+    joint = set.intersection(*map(set, held.values()))
+    if len(held) != len(agent_ids) or not joint:
+        versions = {agent_id: sorted(files) for agent_id, files in held.items()}
         raise DataError(f"the agents hold selected weights of different versions: {versions}")
+    version = max(joint)
     return Selection(
-        version=next(iter(versions.values())),
-        tensors={
-            agent_id: folder.agent(agent_id) / "selected" / entry["tensors"] for agent_id, entry in entries.items()
-        },
+        version=version,
+        tensors={agent_id: folder.agent(agent_id) / "selected" / files[version] for agent_id, files in held.items()},
     )
 
 

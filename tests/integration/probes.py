@@ -100,3 +100,14 @@ class ForgetSome(RulesCoach):
         if self.count % 5 == 0:
             return Verdict(score=None, reason="forgotten", coach="forgetful")
         return await super().score(episode, index)
+
+
+class StopOne(Callback):
+    """One agent's Trainer has had enough after its batch of `step`; Lightning then validates at once."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.agent_id == "solver" and batch.step == self.step:
+            trainer.should_stop = True

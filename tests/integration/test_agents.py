@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from omegaconf import open_dict
+from safetensors.torch import load_file
 
+from lightning_mappa import driver
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.fit import fit
 from lightning_mappa.workflows.sequential import SequentialWorkflow
-from tests.integration.conftest import run_fit, small_config
+from tests.integration import probes
+from tests.integration.conftest import exported, run_fit, small_config
 
 
 class NeedsGhost(SequentialWorkflow):
@@ -55,3 +59,22 @@ def test_when_no_prompt_fits_the_context_all_is_masked_and_the_run_goes_on(tmp_p
     assert summary["steps"] == 2
     assert summary["masked"] == {"prompt_too_long": counts["produced"]}
     assert counts["masked"] == counts["produced"] > 0 == counts["trained"]
+
+
+def test_an_agent_that_stops_alone_ends_the_run_with_a_version_that_all_agents_hold(tmp_path, monkeypatch):
+    """Its last evaluation, better than any before, is one that the others have not seen."""
+    rising = iter([0.1, 0.2, 0.9])
+    monkeypatch.setattr(driver, "evaluation_metrics", lambda episodes: {"success": next(rising), "n": 6.0})
+    summary = run_fit(
+        tmp_path / "run",
+        *("trainer.max_steps=6", "trainer.val_check_interval=2"),
+        *(f"+callbacks.stop._target_={probes.__name__}.StopOne", "+callbacks.stop.step=2"),
+    )
+    assert summary["status"] == "done"
+    assert summary["steps"] == 3
+    assert summary["val"]["history"] == {"0": 0.1, "2": 0.2, "3": 0.9}
+    assert (summary["selected_version"], summary["val"]["success"]["selected"]) == (2, 0.2)
+    for agent in ("solver", "executor", "verifier"):
+        kept = load_file(tmp_path / "run" / "agents" / agent / "selected" / "version-000002.safetensors")
+        out = exported(tmp_path / "run", agent)
+        assert all(torch.equal(out[name], kept[name]) for name in kept)

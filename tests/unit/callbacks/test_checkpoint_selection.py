@@ -48,7 +48,8 @@ def test_the_best_version_is_kept_and_ties_go_to_the_earlier(tmp_path, mode, suc
     tensors = load_file(tmp_path / "selected" / entry["tensors"])
     assert tensors.keys() == versions[best].keys()
     assert all(torch.equal(tensors[name], versions[best][name]) for name in tensors)
-    assert sorted(p.name for p in (tmp_path / "selected").iterdir()) == ["selected.json", entry["tensors"]]
+    kept = {entry["tensors"]} | ({entry["previous"]["tensors"]} if entry["previous"] else set())
+    assert {p.name for p in (tmp_path / "selected").iterdir()} == {"selected.json", *kept}
 
 
 def test_a_resumed_run_selects_the_same_even_from_weights_replaced_after_its_checkpoint(tmp_path):
@@ -60,6 +61,8 @@ def test_a_resumed_run_selects_the_same_even_from_weights_replaced_after_its_che
     play(tmp_path, resumed, {2: 0.2, 3: 0.2}, first_step=1, ckpt_path=saved)
     assert (resumed.selected_version, resumed.selected_value) == (1, 0.3)
     assert (tmp_path / "selected" / "version-000001.safetensors").is_file()
+    # Not version 2, which the first run selected after this checkpoint.
+    assert json.loads((tmp_path / "selected" / "selected.json").read_text())["version"] == 1
 
     (tmp_path / "selected" / "version-000001.safetensors").unlink()
     with pytest.raises(DataError, match=r"version-000001\.safetensors are gone"):
