@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tools.process import run_program
-from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, python_command
+from lightning_mappa.tools.sandbox import Launch, Limits, Sandbox, program_environment, python_command
 from lightning_mappa.tools.seccomp import seccomp_filter
 
 WORKSPACE = "/ws"
@@ -106,7 +106,7 @@ class Bubblewrap:
                     *self._namespaces(),
                     # Before the interpreter, whose virtual environment may lie below it.
                     *("--perms", "1777", "--size", str(limits.tmp_mb << 20), "--tmpfs", "/tmp"),
-                    *_file_system(),
+                    *file_system(),
                     *(("--proc", "/proc") if self.mount_proc else ()),
                     *_writable(limits, workspace),
                     *(
@@ -163,7 +163,7 @@ def find_bubblewrap(limits: Limits) -> Bubblewrap:
     )
 
 
-def probe(sandbox: Bubblewrap, limits: Limits) -> str:
+def probe(sandbox: Sandbox, limits: Limits) -> str:
     """Why `sandbox` does not hold here, in one line; empty when it does."""
     with (
         tempfile.TemporaryDirectory(prefix="mappa-probe-") as folder,
@@ -183,11 +183,17 @@ def probe(sandbox: Bubblewrap, limits: Limits) -> str:
     return lines[-1] if lines else f"the probe ended with code {outcome.exit_code}"
 
 
-def _drop_root(workspace: Path) -> list[str]:
+def own(workspace: Path) -> int:
+    """The uid of the workspace's owner, and group; one without account when that is root, from now on."""
     owner = os.stat(workspace).st_uid
     if owner == 0:
         owner = _UIDS[_next_uid() % len(_UIDS)]
         os.chown(workspace, owner, owner)
+    return owner
+
+
+def _drop_root(workspace: Path) -> list[str]:
+    owner = own(workspace)
     flags = ["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
     return ["setpriv", f"--reuid={owner}", f"--regid={owner}", *flags]
 
@@ -220,7 +226,7 @@ def _binaries() -> list[str]:
         return found
 
 
-def _file_system() -> list[str]:
+def file_system() -> list[str]:
     """Read-only: the system's libraries and programs, and of the interpreter what it needs to run."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for name in ("/bin", "/sbin", "/lib", "/lib64"):

@@ -97,6 +97,13 @@ class PlainProcess:
 
 def python_command(program_path: str, limits: Limits, status_fd: int) -> list[str]:
     """This interpreter with its packages, but neither the working folder nor the user's packages on its path."""
+    # -P -s and not -I: the environment is ours, and -I would also ignore PYTHONHASHSEED.
+    flags = ["-S", "-s", "-P", "-c", _LAUNCHER]
+    return [sys.executable, *flags, str(status_fd), program_path, site_packages(), *resource_limits(limits)]
+
+
+def resource_limits(limits: Limits) -> list[str]:
+    """In the order of `launcher.LIMITS`."""
     values = (
         limits.cpu_s,
         limits.memory_mb * _MIB,
@@ -105,10 +112,11 @@ def python_command(program_path: str, limits: Limits, status_fd: int) -> list[st
         limits.processes,
         0,
     )
-    # -P -s and not -I: the environment is ours, and -I would also ignore PYTHONHASHSEED.
-    packages = ":".join(path for path in site.getsitepackages() if os.path.isdir(path))
-    flags = ["-S", "-s", "-P", "-c", _LAUNCHER]
-    return [sys.executable, *flags, str(status_fd), program_path, packages, *map(str, values)]
+    return [str(value) for value in values]
+
+
+def site_packages() -> str:
+    return ":".join(path for path in site.getsitepackages() if os.path.isdir(path))
 
 
 def program_environment(home: str) -> dict[str, str]:

@@ -1,0 +1,196 @@
+"""Programs that begin with modules imported: forks of an interpreter that waits in a sandbox of its own.
+
+What is paid once is the import. Each run still gets namespaces, mounts, an uid and limits of its own; see
+`warm_server` for how, and `warm_client` for what stands for it here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.tools.bubblewrap import (
+    PROGRAM,
+    WORKSPACE,
+    Bubblewrap,
+    file_system,
+    interpreter_paths,
+    memory_file,
+    own,
+    probe,
+)
+from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, resource_limits, site_packages
+from lightning_mappa.tools.seccomp import seccomp_filter
+
+_SERVER = Path(__file__).with_name("warm_server.py").read_text(encoding="utf-8")
+_LAUNCHER = Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
+_CLIENT = str(Path(__file__).with_name("warm_client.py"))
+_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SETUID", "SETGID", "SETPCAP")
+"""For namespaces and mounts, for the loopback device, to give root up."""
+_IMPORT_S = 120.0
+_END_S = 10.0
+
+
+class WarmBubblewrap:
+    """Implements `sandbox.Sandbox` on an interpreter that has imported `modules`, started when first needed.
+
+    When it dies the programs that run in it end as failures of the sandbox, and the next launch starts another one.
+    """
+
+    def __init__(self, cold: Bubblewrap, modules: Sequence[str]) -> None:
+        self._cold = cold
+        self._modules = tuple(modules)
+        self._server: _Server | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def tier(self) -> str:
+        return f"{self._cold.tier}, warm"
+
+    @contextlib.contextmanager
+    def launch(self, program: bytes, workspace: Path, limits: Limits, status_fd: int) -> Iterator[Launch]:
+        with contextlib.ExitStack() as stack:
+            program_fd = memory_file(stack, program)
+            workspace_fd = os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, workspace_fd)
+            request = {
+                "owner": own(workspace),
+                "tmp_bytes": limits.tmp_mb << 20,
+                "limits": resource_limits(limits),
+                "filter": seccomp_filter().hex(),
+            }
+            descriptors = (stack.enter_context(self._connect()).fileno(), status_fd, program_fd, workspace_fd)
+            yield Launch(
+                argv=[sys.executable, "-I", "-S", _CLIENT, *map(str, descriptors), json.dumps(request)],
+                env={},
+                cwd=Path("/"),
+                pass_fds=descriptors,
+            )
+
+    def close(self) -> None:
+        """Ends the interpreter, and with it what runs in it. A later launch starts a new one."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _connect(self) -> socket.socket:
+        """One run's connection, whose other end the server has.
+
+        Raises:
+            OSError: a server could not be started.
+        """
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far, self._lock:
+            try:
+                if self._server is not None:
+                    with contextlib.suppress(OSError):
+                        self._server.accept(far)
+                        return near
+                    self._server.close()
+                    self._server = None
+                self._server = _Server(self._cold.binary, self._modules)
+                self._server.accept(far)
+                return near
+            except OSError:
+                near.close()
+                raise
+
+
+class _Server:
+    def __init__(self, binary: str, modules: Sequence[str]) -> None:
+        with contextlib.ExitStack() as stack:
+            self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(self._control)
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            with inner:
+                self._popen = subprocess.Popen(
+                    _command(binary, inner.fileno(), modules),
+                    env={},
+                    cwd="/",
+                    pass_fds=(inner.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            stack.callback(self._end)
+            self._await_ready(errors)
+            self._resources = stack.pop_all()
+
+    def accept(self, connection: socket.socket) -> None:
+        socket.send_fds(self._control, [b"1"], [connection.fileno()])
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def _await_ready(self, errors: IO[bytes]) -> None:
+        self._control.settimeout(_IMPORT_S)
+        try:
+            answer = self._control.recv(1 << 13).decode(errors="replace")
+        except TimeoutError:
+            answer = f"the imports took longer than {_IMPORT_S:g} s"
+        self._control.settimeout(None)
+        if answer != "ready":
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise OSError(answer or "".join(last) or "the warm interpreter did not start")
+
+    def _end(self) -> None:
+        """By the end of its socket it ends itself, as it would if this process died."""
+        self._control.close()
+        try:
+            self._popen.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+def warm_up(cold: Bubblewrap, modules: Sequence[str], limits: Limits) -> WarmBubblewrap:
+    """A warm sandbox whose isolation a probe program has confirmed.
+
+    Raises:
+        ConfigError: a module cannot be imported or must not be shared by forks; or programs cannot be isolated.
+    """
+    shown = f"tools.python.warm=[{','.join(modules)}]"
+    if not cold.drop_uid or cold.user_namespace or not cold.mount_proc:
+        raise ConfigError(
+            f"{shown}: warm interpreters need root with the right to mount and a /proc of their own, and here the "
+            f"isolation is `{cold.tier}`: set tools.python.warm=[]."
+        )
+    if any(path.startswith("/tmp/") for path in interpreter_paths()):
+        raise ConfigError(f"{shown}: the interpreter lies below /tmp, which each program has anew: set it to [].")
+    sandbox = WarmBubblewrap(cold, modules)
+    reason = probe(sandbox, limits)
+    if reason:
+        sandbox.close()
+        raise ConfigError(f"{shown}: {reason}: fix it or set tools.python.warm=[].")
+    return sandbox
+
+
+def _command(binary: str, control_fd: int, modules: Sequence[str]) -> list[str]:
+    capabilities = itertools.chain.from_iterable(("--cap-add", f"CAP_{name}") for name in _CAPABILITIES)
+    environment = itertools.chain.from_iterable(("--setenv", *item) for item in program_environment(WORKSPACE).items())
+    return [
+        binary,
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
+        *capabilities,
+        *("--perms", "1777", "--size", "4096", "--tmpfs", "/tmp", *file_system(), "--proc", "/proc", "--dev", "/dev"),
+        *("--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--dir", WORKSPACE),
+        *("--ro-bind", "/dev/null", PROGRAM, "--remount-ro", "/"),
+        *environment,
+        *("--", sys.executable, "-S", "-s", "-P", "-c", _SERVER, str(control_fd), _LAUNCHER, site_packages()),
+        *modules,
+    ]
