@@ -9,7 +9,7 @@ import gzip
 import io
 import lzma
 import os
-import pickle
+import pickle  # noqa: TID251
 import subprocess
 import sys
 import time

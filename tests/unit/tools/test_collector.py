@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
+import pickle  # noqa: TID251
 import socket
 import stat
 import threading
