@@ -159,6 +159,8 @@ class AgentModule(LightningModule):
     @override
     def on_train_start(self) -> None:
         self.model.eval()
+        # A resumed run may have more steps to go than the one whose optimizer state has just been restored.
+        self._set_learning_rate(self._link.first_step)
 
     @override
     def training_step(self, batch: ExperienceBatch, batch_idx: int) -> None:
@@ -180,15 +182,13 @@ class AgentModule(LightningModule):
 
         # 4. What came of it.
         metrics = batch_metrics(batch, entropy_BT, trained) | update_metrics(updates)
-        groups = self.optimizers().param_groups  # type: ignore[union-attr]
-        metrics["lr"] = groups[0]["lr"]
+        metrics["lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
         self.log("step", float(batch.step), batch_size=1)
         self.log_dict({f"train/{name}": value for name, value in metrics.items()}, batch_size=1)
         self._link.report(batch.step, metrics)
 
         # 5. Lightning steps no scheduler here, and LearningRateMonitor looks before the next step.
-        for group in groups:
-            group["lr"] = self.lr * self._lr_factor(batch.step + 1)
+        self._set_learning_rate(batch.step + 1)
 
     @override
     def validation_step(self, batch: Mapping[str, float], batch_idx: int) -> None:
@@ -208,6 +208,10 @@ class AgentModule(LightningModule):
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         if missing := trained - checkpoint["state_dict"].keys():
             raise DataError(f"the checkpoint lacks {len(missing)} trained tensors, such as {min(missing)}")
+
+    def _set_learning_rate(self, step: int) -> None:
+        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+            group["lr"] = self.lr * self._lr_factor(step)
 
     # -- the parts of a step ---------------------------------------------------------------------------
 

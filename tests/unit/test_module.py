@@ -16,6 +16,7 @@ from lightning_mappa.callbacks.weight_sync import WeightSync
 from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import ConfigError, NotAvailableError, NumericError
 from lightning_mappa.models.load import add_adapter, trained_tensors
+from lightning_mappa.schedule import lr_factor
 from lightning_mappa.testing import tiny_llama
 from tests.unit.in_process import LIKED, VOCAB, InProcessRun, fit, make_agent, make_trainer, some_score
 
@@ -42,6 +43,18 @@ def test_lr_0_leaves_the_weights_and_the_ratio_alone(tmp_path):
         assert report["kl"] == 0.0
         assert abs(report["ppo_kl"]) < 1e-6
         assert report["trained_actions"] == 6
+
+
+def test_a_resumed_run_with_more_steps_takes_its_own_learning_rates_from_its_first_step_on(tmp_path):
+    saved = tmp_path / "solver.ckpt"
+    first = InProcessRun(tiny_llama(VOCAB, 0), max_steps=4, score=some_score, checkpoints={2: saved})
+    fit(tmp_path, first, make_agent(tiny_llama(VOCAB, 0), max_steps=4))
+    resumed = InProcessRun(tiny_llama(VOCAB, 0), max_steps=20, first_step=2, score=some_score)
+    module = make_agent(tiny_llama(VOCAB, 0), max_steps=20)
+    fit(tmp_path, resumed, module, ckpt_path=saved)
+    for step in (2, 3, 19):
+        expected = module.lr * lr_factor(step, max_steps=20, warmup_ratio=0.03, min_lr_ratio=0.1)
+        assert resumed.reports[step]["lr"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("lora", [None, {**LORA, "r": 8, "alpha": 64}], ids=["full", "lora"])
