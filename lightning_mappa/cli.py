@@ -67,6 +67,8 @@ def main() -> NoReturn:
     # A console script has no current folder on its path; appended, so that it shadows nothing installed.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    # Read when torch is loaded, which is later: threads that spin while they wait starve any other process.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     in_full = os.environ.get(FULL_ERROR) == "1"
     # Hydra would print errors its own way and exit with 1; with this set it hands them on.
     os.environ[FULL_ERROR] = "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -125,6 +126,15 @@ def test_fit_gets_a_structured_config_with_a_folder_to_make(mappa: Mappa, work: 
     assert cfg.agents.verifier.lr == cfg.optimizer.lr
     assert cfg.output_dir.startswith("runs/20")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_threads_hardly_spin_unless_the_user_says_so(mappa: Mappa, work: Work, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert mappa("fit") == 0
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert mappa("fit") == 0
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
 def test_an_experiment_and_a_users_config_folder(mappa: Mappa, work: Work, tmp_path: Path):
