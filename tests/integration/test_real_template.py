@@ -6,12 +6,13 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lightning_mappa.fit
+from lightning_mappa import evaluate
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models import smollm2
 from lightning_mappa.models.load import load_tokenizer
 from lightning_mappa.testing import ScriptedEngine
 from tests.integration import probes
-from tests.integration.conftest import run_fit, transcript_lines
+from tests.integration.conftest import run_fit, small_config, transcript_lines
 
 CODE = "I will compute it.\n```python\nprint('ümlaut', 6 * 7)\n```"
 THOUGHT = "<think>Is it 6 or 7?</think> "
@@ -83,11 +84,14 @@ def test_generated_from_is_trained_on(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_pretrained_model_trains_and_its_ratios_are_one(tmp_path):
-    pytest.importorskip("gguf", reason="model=smollm2 needs: " + smollm2.INSTALL)
-    summary = run_fit(
-        tmp_path / "run",
-        "model=smollm2",
+@pytest.mark.parametrize("model", ["smollm2", "smollm2_lora"])
+def test_a_pretrained_model_trains_and_answers_and_its_ratios_are_one(model, tmp_path, capsys):
+    try:
+        smollm2.cached_folder()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    options = (
+        f"model={model}",
         "optimizer.lr=0",
         "trainer.max_steps=1",
         "datamodule.rollout_batch_size=2",
@@ -95,5 +99,13 @@ def test_a_pretrained_model_trains_and_its_ratios_are_one(tmp_path):
         "datamodule.val_limit=1",
         "prompts.max_new_tokens={solver: 24, executor: 24, verifier: 24, single: 24}",
     )
+    run = tmp_path / "run"
+    summary = run_fit(run, *options)
     assert summary["counts"]["trained"] > 0
     assert summary["mismatch"]["ratio_max"] == pytest.approx(1.0, abs=1e-3)
+    report = evaluate.test(small_config(tmp_path / "test", *options, f"+run={run}", "datamodule.report_limit=2"))
+    assert (report["n"], report["gain"]) == (2, 0.0)
+    capsys.readouterr()
+    evaluate.predict(small_config(tmp_path / "predict", *options, f"+run={run}", "+inputs='What is 3 + 4?'"))
+    shown = capsys.readouterr().out
+    assert all(f"{role}, turn 1" in shown for role in ("Problem Solver", "Code Executor", "Verifier"))
