@@ -80,6 +80,8 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         checkpoint = None if cfg.resume is None else _last_checkpoint(folder)
         state = None if checkpoint is None else restore_random_states(checkpoint)
         first_step = 0 if state is None else int(state["version"])
+        if first_step > cfg.trainer.max_steps:
+            raise ConfigError(f"trainer.max_steps={cfg.trainer.max_steps}: the run has done {first_step} steps already")
 
         # 3. What is written down and shown of it.
         progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
@@ -87,6 +89,7 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         if state is not None:
             record.load_state(state)
             folder.rewind(first_step)
+            folder.write_config(cfg)
 
         # 4. Trainers and driver, and the runtime between them.
         trained = {agent_id: agent.trained for agent_id, agent in agents.items()}

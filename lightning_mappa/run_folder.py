@@ -51,7 +51,12 @@ class RunFolder:
                 )
         except OSError as error:
             raise ConfigError(f"output_dir: cannot write to {path} ({error.strerror})") from error
-        write_atomically(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        self.write_config(config)
+
+    def write_config(self, config: DictConfig) -> None:
+        """What the run works with from now on, and so what the next resume starts from."""
+        written = OmegaConf.merge(config, {"resume": None})
+        write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(written, resolve=True))
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -8,8 +8,10 @@ import signal
 import pytest
 import torch
 
-from lightning_mappa.errors import Preempted
+from lightning_mappa.config import structured
+from lightning_mappa.errors import ConfigError, Preempted
 from lightning_mappa.fit import fit
+from lightning_mappa.run_folder import RunFolder
 from tests.integration import probes
 from tests.integration.conftest import exported, run_fit, small_config, untimed_lines
 
@@ -47,6 +49,22 @@ def compare(straight, resumed):
 def metric_lines(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "timing_s"} for line in lines]
+
+
+def test_what_a_resume_changes_holds_for_the_next_one(tmp_path):
+    run = tmp_path / "run"
+    stop = (f"+callbacks.stop._target_={probes.__name__}.SignalSelf", "+callbacks.stop.step=1")
+    with pytest.raises(Preempted):
+        run_fit(run, *STEPS, *stop)
+    with pytest.raises(ConfigError, match=r"trainer\.max_steps=1: the run has done 2 steps already"):
+        resume(run, *STEPS, "trainer.max_steps=1")
+    with pytest.raises(Preempted):
+        resume(run, *STEPS, "trainer.max_steps=5", *stop[:1], "+callbacks.stop.step=2")
+    config = RunFolder.open(run).config()
+    assert (config.trainer.max_steps, config.resume) == (5, None)
+    config.resume = str(run)
+    del config.callbacks.stop
+    assert fit(structured(config))["steps"] == 5
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
