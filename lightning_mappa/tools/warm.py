@@ -7,6 +7,7 @@ What is paid once is the import. Each run still gets namespaces, mounts, an uid 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -20,24 +21,24 @@ from pathlib import Path
 from typing import IO
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tools.bubblewrap import (
-    PROGRAM,
-    WORKSPACE,
-    Bubblewrap,
-    file_system,
-    interpreter_paths,
-    memory_file,
-    own,
-)
+from lightning_mappa.tools.bubblewrap import PROGRAM, WORKSPACE, Bubblewrap, file_system, memory_file, own
+from lightning_mappa.tools.interpreter import interpreter_paths
 from lightning_mappa.tools.ladder import probe
-from lightning_mappa.tools.sandbox import Launch, Limits, program_environment, resource_limits, site_packages
+from lightning_mappa.tools.sandbox import Launch, Limits, Sandbox, program_environment, resource_limits, site_packages
 from lightning_mappa.tools.seccomp import seccomp_filter
 
 _SERVER = Path(__file__).with_name("warm_server.py").read_text(encoding="utf-8")
 _LAUNCHER = Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
 _CLIENT = str(Path(__file__).with_name("warm_client.py"))
+_BOOT = """
+import sys, types
+server = types.ModuleType("server")
+exec(sys.argv[1], vars(server))
+server.run(*sys.argv[2:])
+"""
 _CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SETUID", "SETGID", "SETPCAP")
 """For namespaces and mounts, for the loopback device, to give root up."""
+_OPEN_TREE, _OPEN_TREE_CLONE, _AT_SYMLINK_NOFOLLOW, _AT_FDCWD = 428, 1, 0x100, -100
 _IMPORT_S = 120.0
 _END_S = 10.0
 
@@ -61,18 +62,23 @@ class WarmBubblewrap:
     @contextlib.contextmanager
     def launch(self, program: bytes, workspace: Path, limits: Limits, status_fd: int) -> Iterator[Launch]:
         with contextlib.ExitStack() as stack:
-            program_fd = memory_file(stack, program)
-            workspace_fd = os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, workspace_fd)
-            request = {
-                "owner": own(workspace),
-                "tmp_bytes": limits.tmp_mb << 20,
-                "limits": resource_limits(limits),
-                "filter": seccomp_filter().hex(),
-            }
-            descriptors = (stack.enter_context(self._connect()).fileno(), status_fd, program_fd, workspace_fd)
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(near)
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # tells who sends
+            with far, contextlib.ExitStack() as handed_over:
+                program_fd = memory_file(handed_over, program)
+                workspace_fd = _detached_mount(workspace)
+                handed_over.callback(os.close, workspace_fd)
+                request = {
+                    "owner": own(workspace),
+                    "tmp_bytes": limits.tmp_mb << 20,
+                    "limits": resource_limits(limits),
+                    "filter": seccomp_filter().hex(),
+                }
+                self._send(json.dumps(request).encode(), [far.fileno(), program_fd, workspace_fd, status_fd])
+            descriptors = (near.fileno(), status_fd)
             yield Launch(
-                argv=[sys.executable, "-I", "-S", _CLIENT, *map(str, descriptors), json.dumps(request)],
+                argv=[sys.executable, "-I", "-S", _CLIENT, *map(str, descriptors)],
                 env={},
                 cwd=Path("/"),
                 pass_fds=descriptors,
@@ -85,27 +91,21 @@ class WarmBubblewrap:
         if server is not None:
             server.close()
 
-    def _connect(self) -> socket.socket:
-        """One run's connection, whose other end the server has.
+    def _send(self, request: bytes, descriptors: list[int]) -> None:
+        """To the server, or where that is dead to another one.
 
         Raises:
-            OSError: a server could not be started.
+            OSError: none could be started.
         """
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with far, self._lock:
-            try:
-                if self._server is not None:
-                    with contextlib.suppress(OSError):
-                        self._server.accept(far)
-                        return near
+        with self._lock:
+            if self._server is not None:
+                try:
+                    return self._server.send(request, descriptors)
+                except OSError:
                     self._server.close()
                     self._server = None
-                self._server = _Server(self._cold.binary, self._modules)
-                self._server.accept(far)
-                return near
-            except OSError:
-                near.close()
-                raise
+            self._server = _Server(self._cold.binary, self._modules)
+            self._server.send(request, descriptors)
 
 
 class _Server:
@@ -129,8 +129,8 @@ class _Server:
             self._await_ready(errors)
             self._resources = stack.pop_all()
 
-    def accept(self, connection: socket.socket) -> None:
-        socket.send_fds(self._control, [b"1"], [connection.fileno()])
+    def send(self, request: bytes, descriptors: list[int]) -> None:
+        socket.send_fds(self._control, [request], descriptors)
 
     def close(self) -> None:
         self._resources.close()
@@ -157,14 +157,14 @@ class _Server:
             self._popen.wait()
 
 
-def warm_up(cold: Bubblewrap, modules: Sequence[str], limits: Limits) -> WarmBubblewrap:
+def warm_up(cold: Sandbox, modules: Sequence[str], limits: Limits) -> WarmBubblewrap:
     """A warm sandbox whose isolation a probe program has confirmed.
 
     Raises:
         ConfigError: a module cannot be imported or must not be shared by forks; or programs cannot be isolated.
     """
     shown = f"tools.python.warm=[{','.join(modules)}]"
-    if not cold.drop_uid or cold.user_namespace or not cold.mount_proc:
+    if not isinstance(cold, Bubblewrap) or cold.user_namespace or not cold.mount_proc:
         raise ConfigError(
             f"{shown}: warm interpreters need root with the right to mount and a /proc of their own, and here the "
             f"isolation is `{cold.tier}`: set tools.python.warm=[]."
@@ -179,6 +179,16 @@ def warm_up(cold: Bubblewrap, modules: Sequence[str], limits: Limits) -> WarmBub
     return sandbox
 
 
+def _detached_mount(folder: Path) -> int:
+    """A mount of the folder that is on no path, to be moved to one in another namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = os.fspath(folder).encode()
+    descriptor = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW)
+    if descriptor == -1:
+        raise OSError(ctypes.get_errno(), f"open_tree: {os.strerror(ctypes.get_errno())}", str(folder))
+    return int(descriptor)
+
+
 def _command(binary: str, control_fd: int, modules: Sequence[str]) -> list[str]:
     capabilities = itertools.chain.from_iterable(("--cap-add", f"CAP_{name}") for name in _CAPABILITIES)
     environment = itertools.chain.from_iterable(("--setenv", *item) for item in program_environment(WORKSPACE).items())
@@ -191,6 +201,6 @@ def _command(binary: str, control_fd: int, modules: Sequence[str]) -> list[str]:
         *("--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--dir", WORKSPACE),
         *("--ro-bind", "/dev/null", PROGRAM, "--remount-ro", "/"),
         *environment,
-        *("--", sys.executable, "-S", "-s", "-P", "-c", _SERVER, str(control_fd), _LAUNCHER, site_packages()),
+        *("--", sys.executable, "-S", "-s", "-P", "-c", _BOOT, _SERVER, str(control_fd), _LAUNCHER, site_packages()),
         *modules,
     ]

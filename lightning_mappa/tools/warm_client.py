@@ -1,51 +1,38 @@
 """Stands for one run of a `warm_server` outside its sandbox, as a process that starts, ends and can be killed.
 
-Arguments: the descriptors of the connection, the status pipe, the program's text and the workspace, then the
-request. It hands over what the run needs and ends as the run does: with its exit code; by SIGKILL where the server
-is lost; and its own death ends the run.
+Arguments: the descriptors of the connection and of the status pipe. It hands over its output and ends as the run
+does: with its exit code, or by SIGKILL where the run is lost. Its own death ends the run.
 """
 
+import _socket  # `socket` takes as long to import as Python to start
 import array
-import ctypes
 import os
 import signal
-import socket
 import struct
 import sys
 
-PR_SET_PDEATHSIG = 1
-OPEN_TREE, OPEN_TREE_CLONE, AT_EMPTY_PATH = 428, 1, 0x1000
 CREDENTIALS = struct.Struct("3i")
 
 
-def detached_mount(folder: int) -> int:
-    """A mount of the folder that is on no path, to be moved to one in another namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = libc.syscall(OPEN_TREE, folder, b"", OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH)
-    if descriptor == -1:
-        number = ctypes.get_errno()
-        raise OSError(number, f"open_tree: {os.strerror(number)}")
-    return int(descriptor)
-
-
-def main(connection_fd: str, status_fd: str, program_fd: str, workspace_fd: str, request: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    connection = socket.socket(fileno=int(connection_fd))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    workspace = detached_mount(int(workspace_fd))
-    socket.send_fds(connection, [request.encode()], [1, 2, int(status_fd), int(program_fd), workspace])
-    for descriptor in (1, 2, int(program_fd), int(workspace_fd), workspace):
-        os.close(descriptor)
-    message, ancillary, _, _ = connection.recvmsg(16, socket.CMSG_SPACE(CREDENTIALS.size))
+def main(connection_fd: str, status_fd: str) -> None:
+    connection = _socket.socket(fileno=int(connection_fd))
+    message, ancillary, _, _ = connection.recvmsg(1 << 12, _socket.CMSG_SPACE(CREDENTIALS.size))
     if message == b"first":
-        pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])  # as it is called in this process's namespace
+        pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])  # as this process's namespace calls the sender
         os.write(int(status_fd), b'{"child-pid": %d}\n' % pid)
         os.close(int(status_fd))
-        connection.send(b"1")
-        message = connection.recv(16)
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [1, 2]))
+        connection.sendmsg([b"1"], [rights])
+        os.closerange(1, 3)
+        message = connection.recv(1 << 12)
     if not message:
         os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(int(message) & 0xFF)
+    try:
+        code = int(message)
+    except ValueError:  # an error's text
+        os.write(2, message)
+        code = 1
+    os._exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

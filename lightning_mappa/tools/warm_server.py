@@ -1,21 +1,23 @@
-"""Runs inside a sandbox of its own, where this package is not: its text is given to `python -c`.
+"""Runs inside a sandbox of its own, where this package is not: its text is given to `python -c`, to be a module
+beside `__main__`, which is the program's.
 
-Arguments: the control descriptor, the launcher's text, the folders of installed packages joined by `:`, then the
-modules to import. It imports them once and then forks: for every connection that comes over the control socket a
-keeper, which makes new namespaces and in them a first process, which prepares files and starts the program's.
+Arguments of `run`: the control descriptor, the launcher's text, the folders of installed packages joined by `:`, then the
+modules to import. It imports them once and then forks, for every request on the control socket:
 
-    server -> keeper -> first process (pid 1, pid namespace of the run) -> program (pid 2)
+    server -> first process (pid 1 in namespaces of the run's own) -> program (pid 2)
 
-The three to the left have capabilities and never touch a byte of the program's making; the fourth gives all
-capabilities and descriptors up for good before the program begins. Everything dies downward: the server with its
-control socket, the first process with the connection or the keeper, all of the run with the first process.
+The two to the left have capabilities and never read a byte of the program's making but its text, which they copy;
+the third gives all capabilities and descriptors up for good before the program begins. The server ends with its
+control socket, the first process with the run's connection, all of a run with its first process.
 """
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -24,21 +26,23 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import types
 from typing import Any
 
-CLONE_NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mounts, uts, ipc, pid, net
+CLONE_NEWPID = 0x20000000
+CLONE_NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, uts, ipc, net
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 MOVE_MOUNT, MOVE_MOUNT_F_EMPTY_PATH, AT_FDCWD = 429, 4, -100
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION = 0x20080522
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 WORKSPACE, PROGRAM = "/ws", "/program.py"
-DESCRIPTORS = 5
-"""Of a run: where its output, its errors and its status go, its text, its workspace as a mount on no path yet."""
+DESCRIPTORS = 4
+"""Of a request: its connection, the program's text, its workspace as a mount on no path yet, its status pipe."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,7 +56,7 @@ def call(name: str, *arguments: "int | bytes | None") -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def preload(modules: "list[str]") -> str:
+def preload(modules: "tuple[str, ...]") -> str:
     """Imports; returns in a sentence why no program may be forked from the result, or an empty one."""
     before = os.listdir("/proc/self/fd")
     for name in modules:
@@ -70,66 +74,62 @@ def preload(modules: "list[str]") -> str:
     return ""
 
 
-def serve(control: socket.socket) -> socket.socket:
-    """Forks for each connection that arrives, and returns it in the fork; ends with the control socket."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
+def serve(control: socket.socket) -> "tuple[dict[str, Any], list[int]]":
+    """Forks for each request that arrives, and returns it in the fork: the first process of a pid namespace."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     gc.collect()
     gc.freeze()  # a collection in a program would copy every page of the imported modules
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        if not message:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, DESCRIPTORS)
+        if not request:
             os._exit(0)
-        connection = socket.socket(fileno=descriptors[0])
+        call("unshare", CLONE_NEWPID)
         if os.fork() == 0:
             control.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return connection
-        connection.close()
+            os.close(own_namespace)
+            return json.loads(request), descriptors
+        call("setns", own_namespace, CLONE_NEWPID)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def keep(connection: socket.socket) -> "tuple[dict[str, Any], list[int]]":
-    """Receives the request and makes the namespaces; returns in their first process, never in the keeper."""
-    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, DESCRIPTORS)
-    if not message:
-        os._exit(1)
-    os.dup2(descriptors[1], 2)  # where it is told what fails from here on
-    call("unshare", CLONE_NEW)
-    first = os.fork()
-    if first == 0:
-        return json.loads(message), descriptors
-    close_all_but(connection.fileno())
-    first_fd = os.pidfd_open(first)
-    poll = select.poll()
-    poll.register(first_fd, select.POLLIN)
-    poll.register(connection, 0)  # its end is reported without being asked for
-    if first_fd not in dict(poll.poll()):
-        os.kill(first, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-    with contextlib.suppress(OSError):
-        connection.send(str(code).encode())
-    os._exit(0)
-
-
-def begin(connection: socket.socket, request: "dict[str, Any]", descriptors: "list[int]") -> None:
-    """The first process: prepares, forks the program, waits for it. Returns in the program only."""
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-    call("prctl", PR_SET_DUMPABLE, 0)
+def prepare(request: "dict[str, Any]", program: int, workspace: int) -> None:
+    """Namespaces and files."""
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which does not reach a namespace's first process
-    mount_files(descriptors[3], descriptors[4], request["tmp_bytes"])
+    call("unshare", CLONE_NEW)
+    mount_files(program, workspace, request["tmp_bytes"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def begin(connection: socket.socket) -> "list[int]":
+    """Forks the program and returns there, with where it writes to; stays with it until it ends, or the connection."""
     connection.send(b"first")
-    if not connection.recv(1):  # the answer: whoever started the run can end this process, and with it the run
+    message, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    if not message:  # else whoever started the run can end this process, and with it the run
         os._exit(1)
     program = os.fork()
     if program == 0:
-        return
-    close_all_but()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return outputs
+    close_all_but(connection.fileno())
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    poll.register(connection, 0)  # its end is reported without being asked for
     while True:
-        pid, status = os.wait()
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == program:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
+            connection.send(b"%d" % os.waitstatus_to_exitcode(status))
+            os._exit(0)
+        if pid == 0:
+            if connection.fileno() in dict(poll.poll()):
+                os._exit(1)
+            os.read(reader, 1 << 12)
 
 
 def mount_files(program: int, workspace: int, tmp_bytes: int) -> None:
@@ -153,11 +153,10 @@ def mount_files(program: int, workspace: int, tmp_bytes: int) -> None:
     call("mount", None, WORKSPACE.encode(), None, remount, None)
 
 
-def give_up(request: "dict[str, Any]", descriptors: "list[int]", launcher: types.ModuleType) -> None:
+def give_up(request: "dict[str, Any]", outputs: "list[int]", status: int, launcher: types.ModuleType) -> None:
     """The program's process takes on limits and filter, and gives up its rights and all descriptors but three."""
-    stdout, stderr, status, _, _ = descriptors
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
+    for number, descriptor in enumerate(outputs, start=1):
+        os.dup2(descriptor, number)
     os.setsid()
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # else every program would draw the same numbers
@@ -190,27 +189,50 @@ def close_all_but(*kept: int) -> None:
         os.closerange(lower + 1, upper)
 
 
-def main(control_fd: str, launcher_text: str, packages: str, *modules: str) -> types.ModuleType:
-    """Returns the launcher, in the processes of programs only."""
+def leave(code: object) -> None:
+    """Ends the program's process as the interpreter would, but for the taking apart of the imported modules.
+
+    That would copy their pages, which takes longer than all the rest.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        names[name] = None
+    gc.collect()
+    for thing in gc.get_objects():
+        if issubclass(type(thing), io.IOBase):
+            with contextlib.suppress(Exception):
+                thing.flush()
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    os._exit((code or 0) & 0xFF)
+
+
+def run(control_fd: str, launcher_text: str, packages: str, *modules: str) -> None:
+    """Never returns, in whatever process."""
     launcher = types.ModuleType("launcher")
     exec(launcher_text, vars(launcher))
     launcher.add_site(packages)
     control = socket.socket(fileno=int(control_fd))
-    fault = preload(list(modules))
+    fault = preload(modules)
     control.send(fault.encode()[: 1 << 12] or b"ready")
     if fault:
         sys.exit(1)
-    connection = serve(control)
+    request, descriptors = serve(control)
+    connection = socket.socket(fileno=descriptors[0])
     try:
-        request, descriptors = keep(connection)
-        begin(connection, request, descriptors)
-        connection.close()
-        give_up(request, descriptors, launcher)
+        prepare(request, *descriptors[1:3])
+        outputs = begin(connection)
+        give_up(request, outputs, descriptors[3], launcher)
     except BaseException as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+        with contextlib.suppress(OSError):
+            connection.send(f"{type(error).__name__}: {error}".encode())
         os._exit(1)
-    return launcher
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:]).become("/program.py")
+    connection.detach()  # is closed
+    try:
+        launcher.become(PROGRAM)
+    except SystemExit as end:
+        leave(end.code)
+    leave(0)
