@@ -107,22 +107,29 @@ def sandbox(overrides: Sequence[str], installed: Iterable[Check]) -> Iterator[Ch
     tool = tool_of(overrides)
     try:
         tier = tool.check()
+        probed = asyncio.run(run_probes(tool))
     except MappaError as error:
         yield Check(section="sandbox", name="tier", state=State.FAILED, found="none holds", fix=str(error))
         return
-    yield Check(section="sandbox", name="tier", found=tier)
+    finally:
+        tool.close()
+    # With no isolation because it was asked for in words, a run can start.
+    asked = tool.isolation == "none"
+    state = State.MISSING if asked else State.FAILED
+    advice = "set it to auto" if asked else "do not train in this one; try bubblewrap or landlock"
+    fix = f"{TOOL_KEY}.isolation={tool.isolation}: {advice}"
+    if asked:
+        yield Check(section="sandbox", name="tier", state=state, found=tier, fix=fix)
+    else:
+        yield Check(section="sandbox", name="tier", found=tier)
     for field in fields(tool.limits):
         yield Check(section="sandbox", name=f"limit {field.name}", found=f"{getattr(tool.limits, field.name)}")
     yield Check(section="sandbox", name="programs at a time", found=str(tool.max_concurrency))
-    for name, reason in asyncio.run(run_probes(tool)).items():
-        if not reason:
-            yield Check(section="sandbox", name=name, found="holds")
-        elif tool.isolation == "none":
-            fix = f"set {TOOL_KEY}.isolation=auto"
-            yield Check(section="sandbox", name=name, state=State.MISSING, found=reason, fix=fix)
+    for name, reason in probed.items():
+        if reason:
+            yield Check(section="sandbox", name=name, state=state, found=reason, fix=fix)
         else:
-            fix = f"do not train with this sandbox; try {TOOL_KEY}.isolation=bubblewrap or landlock"
-            yield Check(section="sandbox", name=name, state=State.FAILED, found=reason, fix=fix)
+            yield Check(section="sandbox", name=name, found="holds")
 
 
 def packages() -> Iterator[Check]:
