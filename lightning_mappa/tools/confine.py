@@ -169,10 +169,8 @@ def main() -> None:
     os.closerange(3, 256)
     status = wait(child)
     sweep()
-    if status is None:
-        return
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
+    if status is None or os.WIFSIGNALED(status):
+        number = signal.SIGKILL if status is None else os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

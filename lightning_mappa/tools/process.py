@@ -223,6 +223,10 @@ class _Process:
                 self._reason = "a killed process does not die"
                 return
         self._popen.wait()
+        if self._root_fd is not None:
+            # Its parent may have gone first: then it is a child of whoever reaps orphans, in a container often ours.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._root_fd, os.WEXITED | os.WNOHANG)
 
 
 def _open_namespace_root(pid: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_PREFIX = "mappa-workspace-"
 _MAX_DEPTH = 64
 """Of folders that are counted; each level holds a descriptor."""
 
@@ -25,11 +27,18 @@ class Workspaces:
 
     def __init__(self, root: str | Path | None = None) -> None:
         self._root = None if root is None else Path(root)
+        self._swept = False
 
     @contextmanager
     def open(self) -> Iterator[Path]:
-        """A new empty folder, mode 0700 under an unguessable name, removed with all it holds on leaving."""
-        path = Path(tempfile.mkdtemp(prefix="mappa-workspace-", dir=self._root))
+        """A new empty folder, mode 0700 under an unguessable name, removed with all it holds on leaving.
+
+        The first call also removes what killed runs have left behind.
+        """
+        if not self._swept:
+            self._swept = True
+            sweep_stale(Path(tempfile.gettempdir()) if self._root is None else self._root)
+        path, lock = self._make()
         try:
             yield path
         finally:
@@ -37,6 +46,39 @@ class Workspaces:
                 remove_tree(path)
             except OSError as error:
                 logger.warning("Workspace %s could not be removed: %s", path, error)
+            finally:
+                os.close(lock)
+
+    def _make(self) -> tuple[Path, int]:
+        """A folder and the descriptor that holds its lock for as long as this process lives."""
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
+            try:
+                lock = os.open(path, _FOLDER)
+            except FileNotFoundError:
+                continue  # swept before it was locked
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return path, lock
+            os.close(lock)
+
+
+def sweep_stale(root: Path) -> None:
+    """Removes the workspaces in `root` whose process is dead, which nobody holds a lock on."""
+    for entry in root.glob(f"{_PREFIX}*"):
+        try:
+            folder = os.open(entry, _FOLDER)
+        except OSError:  # another user's, or gone
+            continue
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(entry)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            logger.warning("Stale workspace %s could not be removed: %s", entry, error)
+        finally:
+            os.close(folder)
 
 
 def remove_tree(path: Path) -> None:

@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,23 @@ def test_it_is_removed_when_the_episode_fails(tmp_path):
     with pytest.raises(RuntimeError), Workspaces(tmp_path).open():
         raise RuntimeError
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_run_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path):
+    maker = f"""
+import os, pathlib
+from lightning_mappa.tools.workspace import Workspaces
+with Workspaces({os.fspath(tmp_path)!r}).open() as path:
+    (path / "file").touch()
+    os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "other").mkdir()
+    with Workspaces(tmp_path).open() as living:
+        assert subprocess.run([sys.executable, "-c", maker]).returncode == -9
+        assert len(os.listdir(tmp_path)) == 3
+        with Workspaces(tmp_path).open() as fresh:
+            assert {*os.listdir(tmp_path)} == {"other", living.name, fresh.name}
+    assert os.listdir(tmp_path) == ["other"]
 
 
 def test_a_hostile_tree_is_removed_and_links_are_not_followed(tmp_path):
