@@ -89,3 +89,23 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class CallGuard(Protocol):
+    """Stands around every attempt of every call: budget, log of paid calls, cache.
+
+    For each attempt `before` is awaited once; where it returns None, exactly one of `after` and `failed` follows,
+    also when the attempt is cancelled.
+    """
+
+    async def before(self, request: CoachRequest) -> CoachReply | None:
+        """A reply already paid for, or None: go and ask. Raises `CoachError` when the budget does not allow it."""
+        ...
+
+    async def after(self, request: CoachRequest, reply: CoachReply) -> None:
+        """Books what was paid. Raises `CoachError` where it cannot be written down."""
+        ...
+
+    async def failed(self, request: CoachRequest) -> None:
+        """Gives back what `before` has set aside. The server may still have worked, and may bill it."""
+        ...
