@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightning_mappa.tools.ladder import ISOLATIONS, find_sandbox
 from lightning_mappa.tools.outcome import as_result
 from lightning_mappa.tools.process import run_program
 from lightning_mappa.tools.sandbox import Limits, Sandbox
+from lightning_mappa.tools.warm import WarmBubblewrap, is_module_name, warm_up
 from lightning_mappa.types import ToolCall, ToolResult
 
 
@@ -25,6 +27,8 @@ class PythonTool:
         isolation: `bubblewrap` takes namespaces, `landlock` the kernel's access rules, `auto` the first of the two
             that holds; each refuses to work where it does not. `none` runs programs as this user with all its
             rights but an empty environment.
+        warm: Modules that programs find imported, e.g. `["numpy", "pandas", "sklearn"]`: each program is forked from
+            an interpreter that holds them, inside the sandbox. Only for root with the right to mount.
         output_chars: Of each stream shown to agents and coach, half from its head and half from its tail.
         max_concurrency: Programs at a time, the others wait in order; None takes the cores this process may use.
 
@@ -37,6 +41,7 @@ class PythonTool:
         *,
         name: str = "python",
         isolation: str = "auto",
+        warm: Sequence[str] = (),
         wall_s: float = 10.0,
         cpu_s: int = 10,
         memory_mb: int = 1024,
@@ -51,6 +56,8 @@ class PythonTool:
     ) -> None:
         if isolation not in ISOLATIONS:
             raise ConfigError(f"tools.python.isolation={isolation}: must be one of {', '.join(ISOLATIONS)}.")
+        if isinstance(warm, str) or not all(is_module_name(name) for name in warm):
+            raise ConfigError(f"tools.python.warm={warm}: must be a list of module names, like [numpy,pandas].")
         if output_chars < 2:
             raise ConfigError(f"tools.python.output_chars={output_chars}: must be at least 2.")
         if max_concurrency is not None and max_concurrency < 1:
@@ -68,6 +75,7 @@ class PythonTool:
             tmp_mb=tmp_mb,
         )
         self.isolation = isolation
+        self.warm = tuple(warm)
         self.output_chars = output_chars
         self.max_concurrency = max_concurrency or len(os.sched_getaffinity(0))
 
@@ -75,7 +83,7 @@ class PythonTool:
         """Finds the isolation that holds on this machine, once, by a probe (under a second), and returns its name.
 
         Raises:
-            ConfigError: there is none; names the fix.
+            ConfigError: there is none, or none for warm programs, or a module to import fails; names the fix.
         """
         return self.tier
 
@@ -108,9 +116,11 @@ class PythonTool:
             raise
 
     def close(self) -> None:
-        """Waits for programs in flight and ends the tool's threads. A later `run` starts new ones."""
+        """Waits for programs in flight, ends the tool's threads and warm interpreter. A later `run` starts new ones."""
         if (threads := self.__dict__.pop("_threads", None)) is not None:
             threads.shutdown()
+        if isinstance(sandbox := self.__dict__.get("_sandbox"), WarmBubblewrap):
+            sandbox.close()
 
     def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
         program = code.encode("utf-8", errors="replace")
@@ -119,7 +129,8 @@ class PythonTool:
 
     @cached_property
     def _sandbox(self) -> Sandbox:
-        return find_sandbox(self.isolation, self.limits)
+        found = find_sandbox(self.isolation, self.limits)
+        return warm_up(found, self.warm, self.limits) if self.warm else found
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

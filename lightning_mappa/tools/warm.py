@@ -100,7 +100,8 @@ class WarmBubblewrap:
         with self._lock:
             if self._server is not None:
                 try:
-                    return self._server.send(request, descriptors)
+                    self._server.send(request, descriptors)
+                    return
                 except OSError:
                     self._server.close()
                     self._server = None
@@ -179,6 +180,10 @@ def warm_up(cold: Sandbox, modules: Sequence[str], limits: Limits) -> WarmBubble
     return sandbox
 
 
+def is_module_name(name: object) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+
+
 def _detached_mount(folder: Path) -> int:
     """A mount of the folder that is on no path, to be moved to one in another namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -195,7 +200,8 @@ def _command(binary: str, control_fd: int, modules: Sequence[str]) -> list[str]:
     return [
         binary,
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-        *("--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
+        # With the first process of its namespace all runs die, whatever ends it.
+        *("--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
         *capabilities,
         *("--perms", "1777", "--size", "4096", "--tmpfs", "/tmp", *file_system(), "--proc", "/proc", "--dev", "/dev"),
         *("--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--dir", WORKSPACE),

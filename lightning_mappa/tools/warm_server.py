@@ -1,14 +1,14 @@
 """Runs inside a sandbox of its own, where this package is not: its text is given to `python -c`, to be a module
 beside `__main__`, which is the program's.
 
-Arguments of `run`: the control descriptor, the launcher's text, the folders of installed packages joined by `:`, then the
-modules to import. It imports them once and then forks, for every request on the control socket:
+Arguments of `run`: the control descriptor, the launcher's text, the folders of installed packages joined by `:`,
+then the modules to import. It imports them once and then forks, for every request on the control socket:
 
     server -> first process (pid 1 in namespaces of the run's own) -> program (pid 2)
 
 The two to the left have capabilities and never read a byte of the program's making but its text, which they copy;
-the third gives all capabilities and descriptors up for good before the program begins. The server ends with its
-control socket, the first process with the run's connection, all of a run with its first process.
+the third gives all capabilities and descriptors up for good before the program begins. The server, pid 1 itself,
+ends with its control socket and ends all runs; the first process ends with the run's connection and ends the run.
 """
 
 import atexit
@@ -32,7 +32,16 @@ from typing import Any
 
 CLONE_NEWPID = 0x20000000
 CLONE_NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, uts, ipc, net
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MNT_DETACH = 2
 MOVE_MOUNT, MOVE_MOUNT_F_EMPTY_PATH, AT_FDCWD = 429, 4, -100
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
@@ -113,6 +122,7 @@ def begin(connection: socket.socket) -> "list[int]":
     program = os.fork()
     if program == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return outputs
     close_all_but(connection.fileno())
     reader, writer = os.pipe2(os.O_NONBLOCK)
@@ -180,13 +190,12 @@ def give_up(request: "dict[str, Any]", outputs: "list[int]", status: int, launch
     os.closerange(3, 1 << 16)
 
 
-def close_all_but(*kept: int) -> None:
+def close_all_but(kept: int) -> None:
     """Descriptors; 1 and 2 become what 0 is, an empty file."""
     os.dup2(0, 1)
     os.dup2(0, 2)
-    edges = [2, *sorted(kept), 1 << 16]
-    for lower, upper in zip(edges, edges[1:], strict=False):
-        os.closerange(lower + 1, upper)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 1 << 16)
 
 
 def leave(code: object) -> None:

@@ -10,11 +10,18 @@ from lightning_mappa.tools.workspace import Workspaces
 from lightning_mappa.types import ToolCall
 
 
-@pytest.fixture(scope="session")
-def tool():
-    """The real tool on the real sandbox, with small limits."""
+@pytest.fixture(scope="session", params=[(), ("numpy",)], ids=["cold", "warm"])
+def tool(request):
+    """The real tool on the real sandbox, with small limits; programs start anew or from a warm interpreter."""
     tool = PythonTool(
-        wall_s=3, memory_mb=256, processes=16, output_bytes=100_000, output_chars=200, workspace_mb=8, tmp_mb=4
+        warm=request.param,
+        wall_s=3,
+        memory_mb=256,
+        processes=16,
+        output_bytes=100_000,
+        output_chars=200,
+        workspace_mb=8,
+        tmp_mb=4,
     )
     try:
         tool.check()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lightning_mappa
 from lightning_mappa.tools.python import PythonTool
 
@@ -22,6 +24,7 @@ tool.close()
 """
 
 
+@pytest.mark.parametrize("tool", [()], ids=["cold"], indirect=True)
 def test_a_virtual_environment_below_tmp(tmp_path: Path, tool: PythonTool):
     """The sandbox has a /tmp of its own, which must not hide the interpreter."""
     venv = tmp_path / "venv"

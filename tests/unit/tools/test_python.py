@@ -125,7 +125,7 @@ def test_a_flood_is_cut_off(run, code):
     ],
 )
 def test_the_deadline_holds(workspace, tool, code):
-    short = PythonTool(wall_s=0.4, cpu_s=60)
+    short = PythonTool(warm=tool.warm, wall_s=0.4, cpu_s=60)
     (call,) = short.parse(f"```python\nprint('begun')\n{code}\n```")
     result = asyncio.run(short.run(call, workspace))
     short.close()
@@ -136,7 +136,7 @@ def test_the_deadline_holds(workspace, tool, code):
 
 
 def test_processor_time_is_limited(workspace, tool):
-    greedy = PythonTool(wall_s=20, cpu_s=1)
+    greedy = PythonTool(warm=tool.warm, wall_s=20, cpu_s=1)
     (call,) = greedy.parse("```python\nwhile True: pass\n```")
     result = asyncio.run(greedy.run(call, workspace))
     greedy.close()
@@ -194,9 +194,10 @@ def test_a_file_left_in_the_workspace_shadows_no_module(run):
 
 
 def test_many_at_once_leave_nothing_behind(tmp_path, tool):
-    many = PythonTool(max_concurrency=16, processes=16, memory_mb=256)
+    many = PythonTool(warm=tool.warm, max_concurrency=16, processes=16, memory_mb=256)
     many.check()
-    before, threads = _descriptors(), threading.active_count()
+    many.close()
+    before, threads, children = _descriptors(), threading.active_count(), _children()
 
     async def episode(number):
         with Workspaces(tmp_path).open() as workspace:
@@ -212,11 +213,11 @@ def test_many_at_once_leave_nothing_behind(tmp_path, tool):
     assert os.listdir(tmp_path) == []
     assert _descriptors() == before
     assert threading.active_count() == threads
-    assert _children() == []
+    assert _children() == children
 
 
 def test_waiting_for_a_slot_does_not_count_and_the_loop_stays_free(workspace, tool):
-    single = PythonTool(wall_s=1, max_concurrency=1)
+    single = PythonTool(warm=tool.warm, wall_s=1, max_concurrency=1)
     single.check()
     (call,) = single.parse("```python\nimport time; time.sleep(0.5)\n```")
     ticks = 0
@@ -239,6 +240,8 @@ def test_waiting_for_a_slot_does_not_count_and_the_loop_stays_free(workspace, to
 
 
 def test_cancelling_kills_the_program(workspace, tool):
+    tool.check()
+    children = _children()
     (call,) = tool.parse("```python\nimport time\nwhile True: open('beat', 'a').write('x'); time.sleep(0.01)\n```")
 
     async def cancel_once_it_beats():
@@ -253,7 +256,7 @@ def test_cancelling_kills_the_program(workspace, tool):
     size = (workspace / "beat").stat().st_size
     time.sleep(0.05)
     assert (workspace / "beat").stat().st_size == size
-    assert _children() == []
+    assert _children() == children
 
 
 def test_programs_die_with_a_killed_harness(tool, workspace):
