@@ -169,13 +169,13 @@ def main() -> None:
     os.closerange(3, 256)
     status = wait(child)
     sweep()
-    if status is None or os.WIFSIGNALED(status):
-        number = signal.SIGKILL if status is None else os.WTERMSIG(status)
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)
+    if status is not None and os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = signal.SIGKILL if status is None else os.WTERMSIG(status)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        os.kill(os.getpid(), number)
-    os._exit(os.WEXITSTATUS(status))
+    os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,11 @@ class Server:
             "memory_mb": int(status) // 1024,
         }
 
+    def folders(self) -> list[str]:
+        """What there is in the folder for temporary files but workspaces in use."""
+        used = {Path(path).name for path in self._open}
+        return sorted(set(os.listdir(tempfile.gettempdir())) - used)
+
 
 def _describe(pid: int) -> str:
     fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
