@@ -17,21 +17,19 @@ CREDENTIALS = struct.Struct("3i")
 def main(connection_fd: str, status_fd: str) -> None:
     connection = _socket.socket(fileno=int(connection_fd))
     message, ancillary, _, _ = connection.recvmsg(1 << 12, _socket.CMSG_SPACE(CREDENTIALS.size))
-    if message == b"first":
-        pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])  # as this process's namespace calls the sender
-        os.write(int(status_fd), b'{"child-pid": %d}\n' % pid)
-        os.close(int(status_fd))
-        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [1, 2]))
-        connection.sendmsg([b"1"], [rights])
-        os.closerange(1, 3)
-        message = connection.recv(1 << 12)
-    if not message:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if message != b"first":
+        os.write(2, message or b"the warm interpreter died")
+        os._exit(1)
+    pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])  # as this process's namespace calls the sender
+    os.write(int(status_fd), b'{"child-pid": %d}\n' % pid)
+    rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [1, 2]))
+    connection.sendmsg([b"1"], [rights])
+    message = connection.recv(1 << 12)
     try:
         code = int(message)
-    except ValueError:  # an error's text
+    except ValueError:  # what went wrong, once the program may have begun
         os.write(2, message)
-        code = 1
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(code if code >= 0 else 128 - code)
 
 

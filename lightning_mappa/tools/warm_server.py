@@ -95,6 +95,7 @@ def serve(control: socket.socket) -> "tuple[dict[str, Any], list[int]]":
             os._exit(0)
         call("unshare", CLONE_NEWPID)
         if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             os.close(own_namespace)
             return json.loads(request), descriptors

@@ -187,6 +187,20 @@ sys.exit("last words")
     assert start("import sys; sys.exit(300)").exit_code == 300 & 0xFF
 
 
+def test_many_short_runs_at_once_all_end_well_and_leave_nothing(warm, start, workspace):
+    start("print(1)")
+    server = server_pid(warm)
+
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{server}/fd")), children(server)
+
+    before = held()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(start, ["import os; os._exit(7)"] * 100))
+    assert {(result.status, result.exit_code) for result in results} == {(ToolStatus.NONZERO, 7)}
+    assert held() == before
+
+
 def test_a_dead_interpreter_ends_its_run_as_a_failure_of_the_sandbox_and_is_replaced(warm, start, workspace):
     start("print(1)")
     before = server_pid(warm)
