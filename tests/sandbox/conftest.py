@@ -1,5 +1,8 @@
 import os
+import tempfile
 import textwrap
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -23,14 +26,20 @@ def _seat(seat, *marks):
     return pytest.param(seat, id=f"{seat[0]}-{seat[1].replace(', ', '+').replace(' ', '_')}", marks=marks)
 
 
+@pytest.fixture(scope="session")
+def make_outside():
+    """Makes folders that others may enter: pytest's own are closed again by whoever starts pytest next."""
+    with ExitStack() as stack:
+        yield lambda: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mappa-test-"))) / "outside"
+
+
 @pytest.fixture(scope="session", params=[*map(_seat, SEATS), *(_seat(seat, pytest.mark.slow) for seat in MORE_SEATS)])
-def harness(request, tmp_path_factory):
+def harness(request, make_outside):
     """The harness as one user on one tier; skipped, with the reason, where the machine does not offer that."""
     identity, tier = request.param
     if identity == "root" and os.geteuid() != 0:
         pytest.skip("these tests do not run as root")
-    outside = tmp_path_factory.mktemp("outside")
-    harness, reason = start(identity, tier, outside)
+    harness, reason = start(identity, tier, make_outside())
     try:
         if reason:
             pytest.skip(f"{tier} as {identity}: {reason}")

@@ -72,11 +72,11 @@ def start(identity: str, tier: str, outside: Path) -> tuple[Harness, str]:
     if identity == "nobody" and os.geteuid() == 0:
         for path in (outside, *outside.rglob("*")):
             os.lchown(path, 65534, 65534)
-    temporary = outside.parent / f"tmp-{outside.name}"  # no other run clears up in it
-    temporary.mkdir(exist_ok=True)
+    temporary = outside.parent / "tmp"  # no other run clears up in it
+    temporary.mkdir()
     temporary.chmod(0o1777)
-    for folder in (outside, *outside.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o055)  # what keeps programs out is the sandbox
+    for folder in (outside, outside.parent):
+        folder.chmod(0o755)  # what keeps programs out is the sandbox
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.sandbox.server", identity, tier],
         stdin=subprocess.PIPE,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 from lightning_mappa.types import ToolStatus
 
 
 def test_31_nothing_is_reached(run, harness):
-    path = str(harness.outside.parent / f"socket-{harness.outside.name}")
+    path = str(harness.outside.parent / "socket")
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
         socket.socket(socket.AF_UNIX) as abstract,
         socket.socket(socket.AF_UNIX) as named,
+        contextlib.ExitStack() as stack,
     ):
+        stack.callback(Path(path).unlink)
         udp.bind(("127.0.0.1", 0))
         abstract.bind(f"\0mappa-test-{os.getpid()}")
         abstract.listen()

@@ -121,8 +121,8 @@ def test_46_clock_name_limits_and_priority(run):
     assert 0.3 <= result.wall_s < 0.8
 
 
-def test_48_a_killed_harness_takes_its_programs_along_and_the_next_one_clears_up(harness, tmp_path_factory):
-    second, reason = start(harness.identity, harness.tier, tmp_path_factory.mktemp("second"))
+def test_48_a_killed_harness_takes_its_programs_along_and_the_next_one_clears_up(harness, make_outside):
+    second, reason = start(harness.identity, harness.tier, make_outside())
     assert (reason, second.server.stdin is None) == ("", False)
     left = Path(second.ask("open"))
     beat = left / "beat"
