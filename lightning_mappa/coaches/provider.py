@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,9 @@ class CoachRequest:
     question: str
     """This action."""
     max_tokens: int
+    """Of the reply, thinking among them."""
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema that the reply is held to, by providers that can; None asks for plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

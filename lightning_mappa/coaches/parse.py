@@ -1,0 +1,211 @@
+"""From a coach's reply to a score, or to the reason why there is none. Nothing is repaired, rounded or clamped."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_mappa.coaches.provider import CoachReply
+
+ScoreSteps = Literal["integer", "half", "decimal"]
+"""Which scores from 0 to 10 there are."""
+
+MAX_BYTES = 65_536
+MAX_DEPTH = 16
+MAX_REASON = 400
+
+_NUMBER = r"(?P<score>[0-9]+(?:\.[0-9]+)?)"
+_OF_TEN = r"(?:\s*/\s*10|\s+out\s+of\s+10)"
+# Not a part of a longer number, of a range, of a fraction of something else than ten, of a percentage.
+_END = r"(?![\w%]|[.,][0-9]|\s*[/%–—-]|\s+(?:or|to|out\s+of)\s)"
+_MARK = r"[\s*_]*"
+_WHOLE = re.compile(rf"\A{_MARK}{_NUMBER}{_OF_TEN}?{_END}{_MARK}\.?\s*\Z")
+_LABELLED = re.compile(
+    rf"^[\s*_#-]*(?:(?:process|final|overall)[ _])?score{_MARK}(?:is|[:=])?{_MARK}\[?{_NUMBER}{_OF_TEN}?{_END}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FRACTION = re.compile(rf"(?<![\w.,/–—-]){_NUMBER}{_OF_TEN}{_END}", re.IGNORECASE)
+_RANGE_BEFORE = re.compile(r"[0-9](?:\s*[–—-]|\s+(?:or|to|and))\s*\Z")
+_CODE_FENCE = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_QUOTED = re.compile(r"^\s*>.*$|\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`", re.MULTILINE)
+
+_PRAISE = re.compile(r"\b(?:excellent|flawless|perfect|outstanding)\b", re.IGNORECASE)
+_BLAME = re.compile(r"\b(?:terrible|useless|worthless|complete failure)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a reply says."""
+
+    score: float | None
+    reason: str
+    """One line: the coach's own, or why there is no score. No control characters, at most 400 characters."""
+    alarms: tuple[str, ...] = ()
+    """What to count: `string_score`, `out_of_range`, `scale_drift`, `contradiction`, `wrong_case`, `refusal`."""
+    ask_again: bool = False
+    """The same case may be asked once more: the reply, not the case, was at fault."""
+    cut: bool = False
+    """The token limit cut the reply."""
+
+
+class _UnreadableError(Exception):
+    def __init__(self, reason: str, alarm: str | None = None) -> None:
+        super().__init__(reason)
+        self.alarms = () if alarm is None else (alarm,)
+
+
+def verdict_schema(steps: ScoreSteps) -> dict[str, Any]:
+    """The JSON schema of a reply, its reason first so that the score follows from it.
+
+    Scores are an enum, because services drop `minimum` and `maximum`; with `decimal` only the parser bounds them.
+    """
+    scores: dict[str, Any] = {
+        "integer": {"type": "integer", "enum": list(range(11))},
+        "half": {"type": "number", "enum": [half / 2 for half in range(21)]},
+        "decimal": {"type": "number", "description": "from 0 to 10"},
+    }[steps]
+    return {
+        "type": "object",
+        "properties": {"case": {"type": "string"}, "reason": {"type": "string"}, "score": scores},
+        "required": ["case", "reason", "score"],
+        "additionalProperties": False,
+    }
+
+
+def read_reply(reply: CoachReply, *, case: str, steps: ScoreSteps = "integer") -> Reading:
+    """Reads strict JSON, and a score in plain text only where the provider does not hold the text to a schema.
+
+    `case` is what the reply has to repeat when it names a case at all. Never raises.
+    """
+    if reply.finish == "refusal":
+        detail = f" ({one_line(reply.detail)})" if reply.detail else ""
+        return Reading(score=None, reason=f"the coach refused{detail}", alarms=("refusal",))
+    if reply.finish == "length":
+        return Reading(score=None, reason="the reply was cut at the token limit", ask_again=True, cut=True)
+    if reply.finish != "end":
+        return Reading(score=None, reason=f"the reply ended with {one_line(reply.finish)!r}")
+    try:
+        return _read(reply.text, structured=reply.structured, case=case, steps=steps)
+    except _UnreadableError as fault:
+        return Reading(score=None, reason=str(fault), alarms=fault.alarms, ask_again=True)
+
+
+def one_line(text: str, limit: int = MAX_REASON) -> str:
+    """`text` on one line, without control, format (bidi, BOM) and surrogate characters."""
+    spaced = "".join(" " if char.isspace() else char for char in text)
+    clean = "".join(char for char in spaced if not unicodedata.category(char).startswith("C"))
+    clean = " ".join(clean.split())
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def _read(text: str, *, structured: bool, case: str, steps: ScoreSteps) -> Reading:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise _UnreadableError(f"the reply is longer than {MAX_BYTES} bytes")
+    stripped = text.strip()
+    if not stripped:
+        raise _UnreadableError("the reply is empty")
+    if structured or stripped.startswith(("{", "[")):
+        return _of_json(_strict_json(stripped), case=case, steps=steps)
+    fences = [body.strip() for body in _CODE_FENCE.findall(text)]
+    embedded = [body for body in fences if body.startswith("{")]
+    if embedded:
+        return _of_embedded(embedded, case=case, steps=steps)
+    if any(unicodedata.category(char).startswith("C") and not char.isspace() for char in text):
+        raise _UnreadableError("the reply holds control characters")
+    score = _plain_score(_QUOTED.sub(" ", _CODE_FENCE.sub(" ", text)))
+    return _checked(score, steps=steps, reason=text)
+
+
+def _strict_json(text: str) -> Any:
+    if _depth(text) > MAX_DEPTH:
+        raise _UnreadableError(f"the reply is nested deeper than {MAX_DEPTH}")
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except ValueError as error:
+        raise _UnreadableError("the reply is no valid JSON") from error
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _depth(text: str) -> int:
+    """An upper bound: brackets inside strings count."""
+    depth = deepest = 0
+    for char in text:
+        if char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth -= 1
+    return deepest
+
+
+def _of_json(value: Any, *, case: str, steps: ScoreSteps) -> Reading:
+    if not isinstance(value, Mapping):
+        raise _UnreadableError("the reply is JSON, but no object")
+    if "score" not in value:
+        raise _UnreadableError("the reply has no score")
+    if value.get("case", case) != case:
+        raise _UnreadableError("the reply is about another case", "wrong_case")
+    score, reason, alarms = value["score"], value.get("reason"), ()
+    if isinstance(score, str) and re.fullmatch("[0-9]{1,9}", score):
+        score, alarms = int(score), ("string_score",)
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise _UnreadableError("the score is no number")
+    return _checked(score, steps=steps, reason=reason if isinstance(reason, str) else "", alarms=alarms)
+
+
+def _of_embedded(objects: Sequence[str], *, case: str, steps: ScoreSteps) -> Reading:
+    """JSON with prose around it counts only if it repeats the case: an agent's text, quoted, cannot know it."""
+    if len(objects) > 1:
+        raise _UnreadableError("the reply holds more than one JSON object")
+    value = _strict_json(objects[0])
+    if not isinstance(value, Mapping) or value.get("case") != case:
+        raise _UnreadableError("the JSON in the reply does not name the case", "wrong_case")
+    return _of_json(value, case=case, steps=steps)
+
+
+def _plain_score(text: str) -> float:
+    whole = _WHOLE.match(text)
+    if whole:
+        return float(whole["score"])
+    found: dict[int, float] = {}
+    for pattern in (_LABELLED, _FRACTION):
+        for match in pattern.finditer(text):
+            if not _RANGE_BEFORE.search(text[: match.start("score")]):
+                found[match.start("score")] = float(match["score"])
+            else:
+                raise _UnreadableError("the reply gives a range")
+    if not found:
+        raise _UnreadableError("the reply gives no score from 0 to 10")
+    if len(found) > 1:
+        raise _UnreadableError("the reply gives more than one score")
+    return found.popitem()[1]
+
+
+def _checked(score: float, *, steps: ScoreSteps, reason: str, alarms: tuple[str, ...] = ()) -> Reading:
+    if not 0 <= score <= 10:
+        raise _UnreadableError("the score is not from 0 to 10", "out_of_range")
+    whole, half = float(score).is_integer(), float(score * 2).is_integer()
+    if not (whole or (half and steps == "half") or steps == "decimal"):
+        alarm = "scale_drift" if score < 1 else None
+        raise _UnreadableError(
+            "the score is no " + ("integer" if steps == "integer" else "multiple of one half"), alarm
+        )
+    if 0 < score < 1:
+        alarms = (*alarms, "scale_drift")
+    if (score >= 8 and _BLAME.search(reason)) or (score <= 2 and _PRAISE.search(reason)):
+        alarms = (*alarms, "contradiction")
+    return Reading(score=float(score), reason=one_line(reason), alarms=alarms)
