@@ -1,0 +1,193 @@
+"""What stands between a coach and its provider: nothing is paid twice, and nothing past the cap."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lightning_mappa.coaches.budget import Budget, Reservation
+from lightning_mappa.coaches.call_log import CallLog, CallOutcome, CallRecord, ReplyKey
+from lightning_mappa.coaches.pricing import Prices
+from lightning_mappa.coaches.provider import CoachReply, CoachRequest
+from lightning_mappa.coaches.reply_cache import ReplyCache
+from lightning_mappa.errors import ConfigError
+
+LOG = "coach_calls.jsonl"
+_FREE = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """A call in flight."""
+
+    reservation: Reservation
+    started: float
+    """Monotonic seconds."""
+
+
+class BudgetGuard:
+    """A `CallGuard` that keeps accounts.
+
+    A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same
+    content may be asked more than once (a second sample, an unusable reply): the n-th time gets the n-th reply.
+
+    Args:
+        model: as the provider asks for it.
+        sent_along: what else decides a reply and is the same for every call: the schema, the effort.
+        budget_usd: cap in dollars over the whole run; needs `prices`.
+        budget_calls: cap in calls sent over the whole run.
+        prices: dollars per million tokens (`Prices.of`); without them dollars are not known.
+        cache: folder for replies that other runs may use; None keeps none.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        sent_along: str = "",
+        budget_usd: float | None = None,
+        budget_calls: int | None = None,
+        prices: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        if budget_usd is not None and prices is None:
+            raise ConfigError(f"budget_usd={budget_usd} needs prices, the dollars per million tokens of {model}")
+        self._model = model
+        self._sent_along = sent_along
+        self._prices = None if prices is None else Prices.of(prices)
+        self._budget = Budget(usd=budget_usd, calls=budget_calls)
+        self._cache = None if cache is None else ReplyCache(Path(cache))
+        self._log: CallLog | None = None
+        self._given: Counter[str] = Counter()
+        """Replies given by this process, per content."""
+        self._attempts: defaultdict[CoachRequest, list[_Attempt]] = defaultdict(list)
+        self._outcomes: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._latencies: list[float] = []
+
+    def bind(self, folder: Path) -> None:
+        """Writes the calls to `folder`, and takes those over that an earlier process has written there.
+
+        Call it once, before the first request.
+        """
+        self._log = CallLog(folder / LOG)
+        for record in self._log.records:
+            self._count(record)
+            if record.outcome is not CallOutcome.CACHED:
+                self._budget.book(Decimal(record.usd))
+
+    async def before(self, request: CoachRequest) -> CoachReply | None:
+        key = self._next_key(request)
+        logged = None if self._log is None else self._log.reply(key)
+        if logged is not None:
+            self._given[key[0]] += 1
+            self._outcomes["logged"] += 1
+            return logged
+        cached = None if self._cache is None else self._cache.reply(key)
+        if cached is not None:
+            self._given[key[0]] += 1
+            await self._write(self._record(request, key, CallOutcome.CACHED, reply=cached))
+            return cached
+        if self._log is not None:
+            self._log.check()
+        reservation = await self._budget.reserve(_FREE if self._prices is None else self._prices.bound(request))
+        self._attempts[request].append(_Attempt(reservation, time.monotonic()))
+        return None
+
+    async def after(self, request: CoachRequest, reply: CoachReply) -> None:
+        attempt = self._ended(request)
+        usd = _FREE if self._prices is None else self._prices.cost(reply.usage)
+        key = self._next_key(request)
+        self._given[key[0]] += 1
+        latency_s = time.monotonic() - attempt.started
+        try:
+            await self._write(self._record(request, key, CallOutcome.PAID, reply=reply, usd=usd, latency_s=latency_s))
+            if self._cache is not None:
+                await asyncio.to_thread(self._cache.keep, key, reply)
+        finally:
+            self._budget.settle(attempt.reservation, usd)
+
+    async def failed(self, request: CoachRequest) -> None:
+        attempt = self._ended(request)
+        latency_s = time.monotonic() - attempt.started
+        try:
+            await self._write(self._record(request, self._next_key(request), CallOutcome.FAILED, latency_s=latency_s))
+        finally:
+            self._budget.release(attempt.reservation)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the run so far, resumed parts included.
+
+        `calls` were sent, `failed` of them without an answer; `cached` and `logged` cost nothing. `usd` is None
+        without prices, `latency_p50_s` (seconds) without an answer.
+        """
+        return {
+            "calls": self._budget.calls,
+            "failed": self._outcomes[CallOutcome.FAILED],
+            "cached": self._outcomes[CallOutcome.CACHED],
+            "logged": self._outcomes["logged"],
+            "usd": None if self._prices is None else float(self._budget.spent_usd),
+            "tokens": dict(self._tokens),
+            "latency_p50_s": median(self._latencies) if self._latencies else None,
+        }
+
+    def _next_key(self, request: CoachRequest) -> ReplyKey:
+        parts = [self._model, self._sent_along, request.system, request.shared, request.question, request.max_tokens]
+        content = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return content, self._given[content]
+
+    def _ended(self, request: CoachRequest) -> _Attempt:
+        attempts = self._attempts[request]
+        attempt = attempts.pop(0)
+        if not attempts:
+            del self._attempts[request]
+        return attempt
+
+    def _record(
+        self,
+        request: CoachRequest,
+        key: ReplyKey,
+        outcome: CallOutcome,
+        *,
+        reply: CoachReply | None = None,
+        usd: Decimal = _FREE,
+        latency_s: float | None = None,
+    ) -> CallRecord:
+        return CallRecord(
+            call_id=request.call_id,
+            prompt_hash=key[0],
+            number=key[1],
+            outcome=outcome,
+            model=self._model,
+            usd=str(usd),
+            latency_s=latency_s,
+            reply=reply,
+        )
+
+    async def _write(self, record: CallRecord) -> None:
+        self._count(record)
+        if self._log is not None:
+            await self._log.append(record)
+
+    def _count(self, record: CallRecord) -> None:
+        self._outcomes[record.outcome] += 1
+        if record.outcome is CallOutcome.PAID and record.reply is not None:
+            usage = record.reply.usage
+            self._tokens.update(
+                input=usage.input_tokens,
+                cache_read=usage.cache_read_tokens,
+                cache_write=usage.cache_write_tokens,
+                output=usage.output_tokens,
+                thinking=usage.thinking_tokens,
+            )
+            assert record.latency_s is not None
+            self._latencies.append(record.latency_s)

@@ -1,0 +1,139 @@
+"""What is on disk after a crash, a full disk and a cancelled call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from lightning_mappa.coaches.call_log import CallLog, CallOutcome
+from lightning_mappa.errors import CoachError, DataError
+from tests.unit.coaches.calls import make_record, make_reply
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "coach_calls.jsonl"
+
+
+def write(path, *records):
+    log = CallLog(path)
+
+    async def append():
+        await asyncio.gather(*(log.append(record) for record in records))
+
+    asyncio.run(append())
+    log.close()
+
+
+def test_what_was_written_is_read_back(path):
+    odd = make_reply('{"score": 7, "why": "\u2028 \x85 \ud800 é"}', finish="refusal", detail="cyber", request_id=None)
+    failed = make_record(2, outcome=CallOutcome.FAILED, reply=None)
+    write(path, make_record(0), make_record(1, reply=odd), failed)
+    log = CallLog(path)
+    assert sorted(log.records, key=lambda record: record.number) == [make_record(0), make_record(1, reply=odd), failed]
+    assert log.reply(("ab12", 1)) == odd
+    assert log.reply(("ab12", 2)) is None
+    assert log.reply(("ab12", 3)) is None
+
+
+def test_a_line_holds_the_accounts_of_the_call(path):
+    write(path, make_record())
+    line = json.loads(path.read_text())
+    assert (line["model"], line["usd"], line["latency_s"], line["outcome"]) == ("m", "0.0015", 2.0, "paid")
+    assert line["reply"]["usage"]["input_tokens"] == 1000
+    assert (line["reply"]["request_id"], line["reply"]["model"]) == ("req_1", "m-2026")
+
+
+def test_wherever_the_last_line_is_torn_the_lines_before_it_stand(path):
+    write(path, make_record(0), make_record(1))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in (*range(first, len(whole), 13), len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        log = CallLog(path)
+        assert len(log.records) == 1
+        asyncio.run(log.append(make_record(5)))
+        log.close()
+        assert [record.number for record in CallLog(path).records] == [log.records[0].number, 5]
+
+
+def test_a_last_line_whose_middle_never_reached_the_disk_is_dropped(path):
+    write(path, make_record(0), make_record(1))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\0" * 50 + lines[1][50:])
+    assert len(CallLog(path).records) == 1
+    assert path.read_bytes() == lines[0]
+
+
+@pytest.mark.parametrize("damage", [b"{}\n", b"[]\n", b"not json\n", b"3\n"])
+def test_damage_before_the_last_line_is_named(path, damage):
+    write(path, make_record(0))
+    path.write_bytes(damage + path.read_bytes())
+    with pytest.raises(DataError, match=r"coach_calls\.jsonl: line 1 is damaged"):
+        CallLog(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CoachError, match="cannot open .*file/coach_calls.jsonl"):
+        CallLog(tmp_path / "file" / "coach_calls.jsonl")
+
+
+def test_a_record_whose_caller_is_cancelled_is_written_all_the_same(path):
+    log = CallLog(path)
+
+    async def scene():
+        append = asyncio.create_task(log.append(make_record()))
+        await asyncio.sleep(0)
+        append.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await append
+
+    asyncio.run(scene())
+    assert log.records == CallLog(path).records == [make_record()]
+
+
+def test_a_full_disk_stops_the_coach_and_leaves_whole_lines(path):
+    """A limit on the size of files: the write that meets it is cut in its middle, as on a full disk."""
+    program = """
+        import asyncio, resource, signal, sys
+        from pathlib import Path
+        from lightning_mappa.coaches.call_log import CallLog
+        from lightning_mappa.errors import CoachError
+        from tests.unit.coaches.calls import make_record
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        log = CallLog(Path(sys.argv[1]))
+        asyncio.run(log.append(make_record(0)))
+        size = Path(sys.argv[1]).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+        for attempt in (lambda: asyncio.run(log.append(make_record(1))), log.check):
+            try:
+                attempt()
+            except CoachError as error:
+                print(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        try:
+            asyncio.run(log.append(make_record(2)))
+        except CoachError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(said) == 3
+    assert len(set(said)) == 1
+    assert said[0].startswith(f"the coach stops: cannot write {path} (File too large)")
+    assert [record.number for record in CallLog(path).records] == [0]
+
+
+def test_nothing_is_paid_for_when_the_disk_has_no_room_for_the_reply(path, monkeypatch):
+    log = CallLog(path)
+    log.check()
+    monkeypatch.setattr("lightning_mappa.coaches.call_log._NEEDED_BYTES", 1 << 62)
+    with pytest.raises(CoachError, match="the coach stops: .* bytes are left for"):
+        log.check()
