@@ -21,15 +21,15 @@ MAX_REASON = 400
 _NUMBER = r"(?P<score>[0-9]+(?:\.[0-9]+)?)"
 _OF_TEN = r"(?:\s*/\s*10|\s+out\s+of\s+10)"
 # Not a part of a longer number, of a range, of a fraction of something else than ten, of a percentage.
-_END = r"(?![\w%]|[.,][0-9]|\s*[/%–—-]|\s+(?:or|to|out\s+of)\s)"
+_END = r"(?![\w%]|[.,][0-9]|\s*[/%\u2013\u2014-]|\s+(?:or|to|out\s+of)\s)"
 _MARK = r"[\s*_]*"
 _WHOLE = re.compile(rf"\A{_MARK}{_NUMBER}{_OF_TEN}?{_END}{_MARK}\.?\s*\Z")
 _LABELLED = re.compile(
     rf"^[\s*_#-]*(?:(?:process|final|overall)[ _])?score{_MARK}(?:is|[:=])?{_MARK}\[?{_NUMBER}{_OF_TEN}?{_END}",
     re.IGNORECASE | re.MULTILINE,
 )
-_FRACTION = re.compile(rf"(?<![\w.,/–—-]){_NUMBER}{_OF_TEN}{_END}", re.IGNORECASE)
-_RANGE_BEFORE = re.compile(r"[0-9](?:\s*[–—-]|\s+(?:or|to|and))\s*\Z")
+_FRACTION = re.compile(rf"(?<![\w.,/\u2013\u2014-]){_NUMBER}{_OF_TEN}{_END}", re.IGNORECASE)
+_RANGE_BEFORE = re.compile(r"[0-9](?:\s*[\u2013\u2014-]|\s+(?:or|to|and))\s*\Z")
 _CODE_FENCE = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _QUOTED = re.compile(r"^\s*>.*$|\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`", re.MULTILINE)
 
@@ -63,14 +63,14 @@ def verdict_schema(steps: ScoreSteps) -> dict[str, Any]:
 
     Scores are an enum, because services drop `minimum` and `maximum`; with `decimal` only the parser bounds them.
     """
-    scores: dict[str, Any] = {
+    kinds: dict[ScoreSteps, dict[str, Any]] = {
         "integer": {"type": "integer", "enum": list(range(11))},
         "half": {"type": "number", "enum": [half / 2 for half in range(21)]},
         "decimal": {"type": "number", "description": "from 0 to 10"},
-    }[steps]
+    }
     return {
         "type": "object",
-        "properties": {"case": {"type": "string"}, "reason": {"type": "string"}, "score": scores},
+        "properties": {"case": {"type": "string"}, "reason": {"type": "string"}, "score": kinds[steps]},
         "required": ["case", "reason", "score"],
         "additionalProperties": False,
     }
@@ -159,7 +159,8 @@ def _of_json(value: Any, *, case: str, steps: ScoreSteps) -> Reading:
         raise _UnreadableError("the reply has no score")
     if value.get("case", case) != case:
         raise _UnreadableError("the reply is about another case", "wrong_case")
-    score, reason, alarms = value["score"], value.get("reason"), ()
+    score, reason = value["score"], value.get("reason")
+    alarms: tuple[str, ...] = ()
     if isinstance(score, str) and re.fullmatch("[0-9]{1,9}", score):
         score, alarms = int(score), ("string_score",)
     if isinstance(score, bool) or not isinstance(score, int | float):
