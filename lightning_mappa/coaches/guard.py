@@ -8,7 +8,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
@@ -42,7 +42,7 @@ class BudgetGuard:
 
     Args:
         model: as the provider asks for it.
-        sent_along: what else decides a reply and is the same for every call: the schema, the effort.
+        sent_along: what else decides a reply and is the same for every call, as the effort of thinking.
         budget_usd: cap in dollars over the whole run; needs `prices`.
         budget_calls: cap in calls sent over the whole run.
         prices: dollars per million tokens (`Prices.of`); without them dollars are not known.
@@ -69,7 +69,8 @@ class BudgetGuard:
         self._log: CallLog | None = None
         self._given: Counter[str] = Counter()
         """Replies given by this process, per content."""
-        self._attempts: defaultdict[CoachRequest, list[_Attempt]] = defaultdict(list)
+        self._attempts: defaultdict[str, list[_Attempt]] = defaultdict(list)
+        """In flight, per content: equal requests may end in any order."""
         self._outcomes: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._latencies: list[float] = []
@@ -100,15 +101,14 @@ class BudgetGuard:
         if self._log is not None:
             self._log.check()
         reservation = await self._budget.reserve(_FREE if self._prices is None else self._prices.bound(request))
-        self._attempts[request].append(_Attempt(reservation, time.monotonic()))
+        self._attempts[key[0]].append(_Attempt(reservation, time.monotonic()))
         return None
 
     async def after(self, request: CoachRequest, reply: CoachReply) -> None:
-        attempt = self._ended(request)
-        usd = _FREE if self._prices is None else self._prices.cost(reply.usage)
         key = self._next_key(request)
         self._given[key[0]] += 1
-        latency_s = time.monotonic() - attempt.started
+        attempt, latency_s = self._ended(key)
+        usd = _FREE if self._prices is None else self._prices.cost(reply.usage)
         try:
             await self._write(self._record(request, key, CallOutcome.PAID, reply=reply, usd=usd, latency_s=latency_s))
             if self._cache is not None:
@@ -117,10 +117,10 @@ class BudgetGuard:
             self._budget.settle(attempt.reservation, usd)
 
     async def failed(self, request: CoachRequest) -> None:
-        attempt = self._ended(request)
-        latency_s = time.monotonic() - attempt.started
+        key = self._next_key(request)
+        attempt, latency_s = self._ended(key)
         try:
-            await self._write(self._record(request, self._next_key(request), CallOutcome.FAILED, latency_s=latency_s))
+            await self._write(self._record(request, key, CallOutcome.FAILED, latency_s=latency_s))
         finally:
             self._budget.release(attempt.reservation)
 
@@ -141,16 +141,17 @@ class BudgetGuard:
         }
 
     def _next_key(self, request: CoachRequest) -> ReplyKey:
-        parts = [self._model, self._sent_along, request.system, request.shared, request.question, request.max_tokens]
-        content = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        return content, self._given[content]
+        content = asdict(request) | {"call_id": None, "model": self._model, "sent_along": self._sent_along}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return digest, self._given[digest]
 
-    def _ended(self, request: CoachRequest) -> _Attempt:
-        attempts = self._attempts[request]
+    def _ended(self, key: ReplyKey) -> tuple[_Attempt, float]:
+        """An attempt at this content, no longer in flight, and its seconds."""
+        attempts = self._attempts[key[0]]
         attempt = attempts.pop(0)
         if not attempts:
-            del self._attempts[request]
-        return attempt
+            del self._attempts[key[0]]
+        return attempt, time.monotonic() - attempt.started
 
     def _record(
         self,

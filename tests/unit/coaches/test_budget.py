@@ -15,7 +15,7 @@ from lightning_mappa.errors import CoachError, ConfigError, ExitCode
 
 
 async def hammer(budget: Budget, *, jobs: int, in_flight: int, chance: random.Random, cost, bound) -> list[str]:
-    """Makes up to `jobs` calls, `in_flight` at a time; returns how each ended. Refusals come once nothing is in flight."""
+    """Makes up to `jobs` calls, `in_flight` at a time; returns how each ended. None is refused while others fly."""
     slots = asyncio.Semaphore(in_flight)
     open_now = 0
 

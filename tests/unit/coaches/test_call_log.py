@@ -80,7 +80,7 @@ def test_damage_before_the_last_line_is_named(path, damage):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(CoachError, match="cannot open .*file/coach_calls.jsonl"):
+    with pytest.raises(CoachError, match=r"cannot open .*file/coach_calls\.jsonl"):
         CallLog(tmp_path / "file" / "coach_calls.jsonl")
 
 
@@ -135,5 +135,5 @@ def test_nothing_is_paid_for_when_the_disk_has_no_room_for_the_reply(path, monke
     log = CallLog(path)
     log.check()
     monkeypatch.setattr("lightning_mappa.coaches.call_log._NEEDED_BYTES", 1 << 62)
-    with pytest.raises(CoachError, match="the coach stops: .* bytes are left for"):
+    with pytest.raises(CoachError, match=r"the coach stops: .* bytes are left for"):
         log.check()

@@ -1,0 +1,209 @@
+"""Log, cache and budget together, as a coach meets them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from lightning_mappa.coaches.guard import LOG, BudgetGuard
+from lightning_mappa.coaches.provider import CoachReply, CoachRequest, PassingError, Usage
+from lightning_mappa.errors import CoachError, ConfigError
+from tests.unit.coaches.calls import PRICES, make_reply, make_request
+
+
+class Counter:
+    """A provider that numbers its replies, and counts how many it works on at a time."""
+
+    def __init__(self, *, fail_every: int = 0, usage: Usage | None = None) -> None:
+        self.asked = 0
+        self.most_at_once = 0
+        self._now = 0
+        self._fail_every = fail_every
+        self._usage = usage or make_reply().usage
+
+    async def ask(self, request: CoachRequest, timeout_s: float) -> CoachReply:
+        self.asked += 1
+        number = self.asked
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            await asyncio.sleep(0.001 * (number % 7))
+        finally:
+            self._now -= 1
+        if self._fail_every and number % self._fail_every == 0:
+            raise PassingError("overloaded")
+        return make_reply(f"reply {number}", usage=self._usage)
+
+
+async def call(guard: BudgetGuard, provider: Counter, request: CoachRequest) -> CoachReply | None:
+    """One attempt, as `CallGuard` says that it is made; None when it failed."""
+    known = await guard.before(request)
+    if known is not None:
+        return known
+    try:
+        reply = await provider.ask(request, 1.0)
+    except BaseException as error:
+        await guard.failed(request)
+        if isinstance(error, PassingError):
+            return None
+        raise
+    await guard.after(request, reply)
+    return reply
+
+
+def make_guard(folder=None, **settings) -> BudgetGuard:
+    guard = BudgetGuard(**{"model": "m", "prices": PRICES, **settings})
+    if folder is not None:
+        guard.bind(folder)
+    return guard
+
+
+def ask_all(guard, provider, requests, in_flight=32):
+    async def run():
+        slots = asyncio.Semaphore(in_flight)
+
+        async def one(request):
+            async with slots:
+                return await call(guard, provider, request)
+
+        return await asyncio.gather(*(one(request) for request in requests), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+REQUESTS = [make_request(f"step {number}") for number in range(80)]
+
+
+@pytest.mark.parametrize("fail_every", [0, 3])
+def test_a_budget_of_50_calls_is_never_passed_with_32_in_flight(tmp_path, fail_every):
+    provider = Counter(fail_every=fail_every)
+    guard = make_guard(tmp_path, budget_calls=50)
+    ends = ask_all(guard, provider, REQUESTS)
+    refused = [end for end in ends if isinstance(end, CoachError)]
+    assert provider.asked == guard.summary()["calls"] == 50
+    assert provider.most_at_once == 32
+    assert len(refused) == 30
+    paid = [end for end in ends if isinstance(end, CoachReply)]
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    assert sorted(reply.text for reply in paid) == sorted(line["reply"]["text"] for line in lines if line["reply"])
+    assert len(lines) == 50
+    # Resumed with the same cap: what is paid is there, and no other call is made.
+    again = ask_all(make_guard(tmp_path, budget_calls=50), provider, REQUESTS)
+    assert provider.asked == 50
+    assert [end.text for end in again if isinstance(end, CoachReply)] == [reply.text for reply in paid]
+
+
+def test_dollars_are_those_of_the_replies_and_stay_below_the_cap(tmp_path):
+    provider = Counter(usage=Usage(input_tokens=900, output_tokens=90))  # 0.00135 dollars; at most 0.0015…
+    guard = make_guard(tmp_path, budget_usd=0.05)
+    ends = ask_all(guard, provider, REQUESTS)
+    assert guard.summary()["usd"] == pytest.approx(0.00135 * provider.asked)
+    assert 0.0484 < guard.summary()["usd"] <= 0.05
+    message = next(str(end) for end in ends if isinstance(end, CoachError))
+    assert "of the 0.05 dollars of budget_usd" in message
+
+
+def test_a_resumed_run_with_a_larger_budget_goes_on_where_it_stopped(tmp_path):
+    provider = Counter()
+    ask_all(make_guard(tmp_path, budget_calls=30), provider, REQUESTS)
+    guard = make_guard(tmp_path, budget_calls=80)
+    ends = ask_all(guard, provider, REQUESTS)
+    assert provider.asked == 80
+    assert all(isinstance(end, CoachReply) for end in ends)
+    figures = guard.summary()
+    assert (figures["calls"], figures["logged"], figures["cached"]) == (80, 30, 0)
+    assert figures["usd"] == pytest.approx(80 * 0.0015)
+    assert figures["tokens"]["input"] == 80_000
+    assert figures["latency_p50_s"] > 0
+
+
+def test_the_same_content_asked_again_gets_a_reply_of_its_own_each_time(tmp_path):
+    provider, request = Counter(), make_request()
+    first = ask_all(make_guard(tmp_path), provider, [request] * 5)
+    assert len({reply.text for reply in first}) == 5
+    again = ask_all(make_guard(tmp_path), provider, [request] * 6)
+    assert provider.asked == 6
+    assert {reply.text for reply in again} == {f"reply {number}" for number in range(1, 7)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_request(system="Be kind."),
+        make_request(shared="Another task."),
+        make_request(max_tokens=101),
+        make_request(schema={"type": "object"}),
+    ],
+)
+def test_whatever_else_is_asked_is_another_call(tmp_path, other):
+    provider = Counter()
+    ask_all(make_guard(tmp_path), provider, [make_request()])
+    ask_all(make_guard(tmp_path), provider, [other])
+    assert provider.asked == 2
+    ask_all(make_guard(tmp_path), provider, [make_request(call_id="another name")])
+    assert provider.asked == 2
+
+
+@pytest.mark.parametrize("changed", [{"model": "m2"}, {"sent_along": "effort=high"}])
+def test_another_model_is_asked_anew(tmp_path, changed):
+    provider = Counter()
+    ask_all(make_guard(tmp_path), provider, REQUESTS[:3])
+    ask_all(make_guard(tmp_path, **changed), provider, REQUESTS[:3])
+    assert provider.asked == 6
+
+
+def test_a_second_run_is_free_with_a_cache(tmp_path):
+    provider, cache = Counter(), str(tmp_path / "cache")
+    first = ask_all(make_guard(tmp_path / "one", cache=cache), provider, REQUESTS)
+    guard = make_guard(tmp_path / "two", cache=cache, budget_calls=0)
+    assert ask_all(guard, provider, REQUESTS) == first
+    assert provider.asked == 80
+    assert guard.summary() | {"tokens": {}} == {
+        "calls": 0,
+        "failed": 0,
+        "cached": 80,
+        "logged": 0,
+        "usd": 0.0,
+        "tokens": {},
+        "latency_p50_s": None,
+    }
+    # Its own log has them now.
+    resumed = make_guard(tmp_path / "two", budget_calls=0)
+    assert ask_all(resumed, provider, REQUESTS) == first
+    assert (resumed.summary()["calls"], resumed.summary()["logged"]) == (0, 80)
+
+
+def test_a_failed_call_gives_its_dollars_back_but_stays_counted(tmp_path):
+    provider = Counter(fail_every=1)
+    guard = make_guard(tmp_path, budget_usd=0.003)  # One call at a time fits.
+    assert ask_all(guard, provider, REQUESTS[:10]) == [None] * 10
+    assert guard.summary()["usd"] == 0.0
+    assert guard.summary()["calls"] == guard.summary()["failed"] == 10
+    assert make_guard(tmp_path).summary()["calls"] == 10
+
+
+def test_once_the_log_cannot_be_written_nothing_more_is_asked(tmp_path, monkeypatch):
+    provider = Counter()
+    ask_all(make_guard(tmp_path), provider, REQUESTS[:1])
+    guard = make_guard(tmp_path)
+
+    def full(descriptor, line):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    ends = ask_all(guard, provider, REQUESTS, in_flight=4)
+    assert [end.text for end in ends if isinstance(end, CoachReply)] == ["reply 1"]
+    assert provider.asked <= 1 + 4
+    assert {str(end) for end in ends if isinstance(end, CoachError)} == {
+        f"the coach stops: cannot write {tmp_path / LOG} (No space left on device)"
+    }
+
+
+def test_without_prices_dollars_are_unknown_and_cannot_be_capped(tmp_path):
+    guard = make_guard(tmp_path, prices=None)
+    ask_all(guard, Counter(), REQUESTS[:2])
+    assert guard.summary()["usd"] is None
+    with pytest.raises(ConfigError, match=r"budget_usd=1 needs prices, the dollars per million tokens of m"):
+        make_guard(prices=None, budget_usd=1)
