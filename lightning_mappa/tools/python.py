@@ -28,7 +28,7 @@ class PythonTool:
             that holds; each refuses to work where it does not. `none` runs programs as this user with all its
             rights but an empty environment.
         warm: Modules that programs find imported, e.g. `["numpy", "pandas", "sklearn"]`: each program is forked from
-            an interpreter that holds them, inside the sandbox. Only for root with the right to mount.
+            an interpreter that holds them, inside the sandbox. Needs bubblewrap, and as root the right to mount.
         output_chars: Of each stream shown to agents and coach, half from its head and half from its tail.
         max_concurrency: Programs at a time, the others wait in order; None takes the cores this process may use.
 

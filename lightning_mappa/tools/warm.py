@@ -7,10 +7,8 @@ What is paid once is the import. Each run still gets namespaces, mounts, an uid 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -37,8 +35,7 @@ exec(sys.argv[1], vars(server))
 server.run(*sys.argv[2:])
 """
 _CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SETUID", "SETGID", "SETPCAP")
-"""For namespaces and mounts, for the loopback device, to give root up."""
-_OPEN_TREE, _OPEN_TREE_CLONE, _AT_SYMLINK_NOFOLLOW, _AT_FDCWD = 428, 1, 0x100, -100
+"""As root: for namespaces and mounts, for the loopback device, to give root up. Else a user namespace has them all."""
 _IMPORT_S = 120.0
 _END_S = 10.0
 
@@ -67,18 +64,16 @@ class WarmBubblewrap:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # tells who sends
             with far, contextlib.ExitStack() as handed_over:
                 program_fd = memory_file(handed_over, program)
-                workspace_fd = _detached_mount(workspace)
-                handed_over.callback(os.close, workspace_fd)
                 request = {
-                    "owner": own(workspace),
+                    "owner": own(workspace) if self._cold.drop_uid else None,
                     "tmp_bytes": limits.tmp_mb << 20,
                     "limits": resource_limits(limits),
                     "filter": seccomp_filter().hex(),
                 }
-                self._send(json.dumps(request).encode(), [far.fileno(), program_fd, workspace_fd, status_fd])
+                self._send(json.dumps(request).encode(), [far.fileno(), status_fd, program_fd])
             descriptors = (near.fileno(), status_fd)
             yield Launch(
-                argv=[sys.executable, "-I", "-S", _CLIENT, *map(str, descriptors)],
+                argv=[sys.executable, "-I", "-S", _CLIENT, *map(str, descriptors), str(workspace)],
                 env={},
                 cwd=Path("/"),
                 pass_fds=descriptors,
@@ -105,19 +100,19 @@ class WarmBubblewrap:
                 except OSError:
                     self._server.close()
                     self._server = None
-            self._server = _Server(self._cold.binary, self._modules)
+            self._server = _Server(self._cold, self._modules)
             self._server.send(request, descriptors)
 
 
 class _Server:
-    def __init__(self, binary: str, modules: Sequence[str]) -> None:
+    def __init__(self, cold: Bubblewrap, modules: Sequence[str]) -> None:
         with contextlib.ExitStack() as stack:
             self._control, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.enter_context(self._control)
             errors = stack.enter_context(tempfile.TemporaryFile())
             with inner:
                 self._popen = subprocess.Popen(
-                    _command(binary, inner.fileno(), modules),
+                    _command(cold, inner.fileno(), modules),
                     env={},
                     cwd="/",
                     pass_fds=(inner.fileno(),),
@@ -165,10 +160,10 @@ def warm_up(cold: Sandbox, modules: Sequence[str], limits: Limits) -> WarmBubble
         ConfigError: a module cannot be imported or must not be shared by forks; or programs cannot be isolated.
     """
     shown = f"tools.python.warm=[{','.join(modules)}]"
-    if not isinstance(cold, Bubblewrap) or cold.user_namespace or not cold.mount_proc:
+    if not isinstance(cold, Bubblewrap) or cold.user_namespace == cold.drop_uid or not cold.mount_proc:
         raise ConfigError(
-            f"{shown}: warm interpreters need root with the right to mount and a /proc of their own, and here the "
-            f"isolation is `{cold.tier}`: set tools.python.warm=[]."
+            f"{shown}: warm programs need namespaces and a /proc of their own, as root the right to mount, and here "
+            f"the isolation is `{cold.tier}`: set tools.python.warm=[]."
         )
     if any(path.startswith("/tmp/") for path in interpreter_paths()):
         raise ConfigError(f"{shown}: the interpreter lies below /tmp, which each program has anew: set it to [].")
@@ -184,25 +179,18 @@ def is_module_name(name: object) -> bool:
     return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
 
 
-def _detached_mount(folder: Path) -> int:
-    """A mount of the folder that is on no path, to be moved to one in another namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    path = os.fspath(folder).encode()
-    descriptor = libc.syscall(_OPEN_TREE, _AT_FDCWD, path, _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_SYMLINK_NOFOLLOW)
-    if descriptor == -1:
-        raise OSError(ctypes.get_errno(), f"open_tree: {os.strerror(ctypes.get_errno())}", str(folder))
-    return int(descriptor)
-
-
-def _command(binary: str, control_fd: int, modules: Sequence[str]) -> list[str]:
-    capabilities = itertools.chain.from_iterable(("--cap-add", f"CAP_{name}") for name in _CAPABILITIES)
+def _command(cold: Bubblewrap, control_fd: int, modules: Sequence[str]) -> list[str]:
+    if cold.user_namespace:
+        rights = ["--unshare-user"]
+    else:
+        rights = [flag for name in _CAPABILITIES for flag in ("--cap-add", f"CAP_{name}")]
     environment = itertools.chain.from_iterable(("--setenv", *item) for item in program_environment(WORKSPACE).items())
     return [
-        binary,
+        cold.binary,
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         # With the first process of its namespace all runs die, whatever ends it.
         *("--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"),
-        *capabilities,
+        *rights,
         *("--perms", "1777", "--size", "4096", "--tmpfs", "/tmp", *file_system(), "--proc", "/proc", "--dev", "/dev"),
         *("--size", "4096", "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--dir", WORKSPACE),
         *("--ro-bind", "/dev/null", PROGRAM, "--remount-ro", "/"),

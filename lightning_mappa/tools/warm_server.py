@@ -30,28 +30,20 @@ import threading
 import types
 from typing import Any
 
-CLONE_NEWPID = 0x20000000
-CLONE_NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000  # mounts, uts, ipc, net
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)
-MNT_DETACH = 2
+CLONE_NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mounts, uts, ipc, pid, net
+CLONE_NEWUSER = 0x10000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 MOVE_MOUNT, MOVE_MOUNT_F_EMPTY_PATH, AT_FDCWD = 429, 4, -100
+MOUNT_SETATTR = 442
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION = 0x20080522
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 WORKSPACE, PROGRAM = "/ws", "/program.py"
-DESCRIPTORS = 4
-"""Of a request: its connection, the program's text, its workspace as a mount on no path yet, its status pipe."""
+DESCRIPTORS = 3
+"""Of a request: its connection, its status pipe, the program's text. From the client come three more: where output
+and errors go, and the workspace, as a mount on no path yet."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,32 +76,34 @@ def preload(modules: "tuple[str, ...]") -> str:
 
 
 def serve(control: socket.socket) -> "tuple[dict[str, Any], list[int]]":
-    """Forks for each request that arrives, and returns it in the fork: the first process of a pid namespace."""
+    """Returns in a fork, for each request that arrives. Ends with the control socket."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     gc.collect()
     gc.freeze()  # a collection in a program would copy every page of the imported modules
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, DESCRIPTORS)
         if not request:
             os._exit(0)
-        call("unshare", CLONE_NEWPID)
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
-            os.close(own_namespace)
             return json.loads(request), descriptors
-        call("setns", own_namespace, CLONE_NEWPID)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def prepare(request: "dict[str, Any]", program: int, workspace: int) -> None:
-    """Namespaces and files."""
+def enter_namespaces(owner: "int | None") -> None:
+    """New ones, as their first process: the calling one ends. Without the right to, within a user namespace."""
+    user, group = os.getuid(), os.getgid()
+    call("unshare", CLONE_NEW if owner is not None else CLONE_NEW | CLONE_NEWUSER)
+    if owner is None:
+        for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{file}", "w") as map_file:
+                map_file.write(text)
+    if os.fork():
+        os._exit(0)
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which does not reach a namespace's first process
-    call("unshare", CLONE_NEW)
-    mount_files(program, workspace, request["tmp_bytes"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
@@ -117,9 +111,11 @@ def prepare(request: "dict[str, Any]", program: int, workspace: int) -> None:
 def begin(connection: socket.socket) -> "list[int]":
     """Forks the program and returns there, with where it writes to; stays with it until it ends, or the connection."""
     connection.send(b"first")
-    message, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    message, (*outputs, workspace), _, _ = socket.recv_fds(connection, 1, 3)
     if not message:  # else whoever started the run can end this process, and with it the run
         os._exit(1)
+    call("syscall", MOVE_MOUNT, workspace, b"", AT_FDCWD, WORKSPACE.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+    restrict(WORKSPACE, MS_NOSUID | MS_NODEV)
     program = os.fork()
     if program == 0:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -143,11 +139,10 @@ def begin(connection: socket.socket) -> "list[int]":
             os.read(reader, 1 << 12)
 
 
-def mount_files(program: int, workspace: int, tmp_bytes: int) -> None:
-    """Over the server's files: /proc of the new namespace, empty folders in memory, the program, the workspace."""
+def mount_files(program: int, tmp_bytes: int) -> None:
+    """Over the server's files: /proc of the new namespace, empty folders in memory, the program."""
     options = b"size=%d,mode=1777" % tmp_bytes
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    call("umount2", b"/proc", MNT_DETACH)
     call("mount", b"proc", b"/proc", b"proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     call("mount", b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, options)
     call("mount", b"tmpfs", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, options)
@@ -156,12 +151,15 @@ def mount_files(program: int, workspace: int, tmp_bytes: int) -> None:
     with open(program, "rb", closefd=False) as source, open("/tmp/program", "xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
         shutil.copyfileobj(source, copy)
-    remount = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV
     call("mount", b"/tmp/program", PROGRAM.encode(), None, MS_BIND, None)
-    call("mount", None, PROGRAM.encode(), None, remount | MS_RDONLY, None)
+    restrict(PROGRAM, MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.unlink("/tmp/program")
-    call("syscall", MOVE_MOUNT, workspace, b"", AT_FDCWD, WORKSPACE.encode(), MOVE_MOUNT_F_EMPTY_PATH)
-    call("mount", None, WORKSPACE.encode(), None, remount, None)
+
+
+def restrict(path: str, flags: int) -> None:
+    """Adds to what may not be done through a mount. Here the flags are the same as those of mount itself."""
+    attributes = struct.pack("=4Q", flags, 0, 0, 0)
+    call("syscall", MOUNT_SETATTR, AT_FDCWD, path.encode(), 0, attributes, len(attributes))
 
 
 def give_up(request: "dict[str, Any]", outputs: "list[int]", status: int, launcher: types.ModuleType) -> None:
@@ -177,10 +175,10 @@ def give_up(request: "dict[str, Any]", outputs: "list[int]", status: int, launch
     capability = 0
     while libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    owner = request["owner"]
-    os.setgroups([])
-    os.setresgid(owner, owner, owner)
-    os.setresuid(owner, owner, owner)
+    if (owner := request["owner"]) is not None:
+        os.setgroups([])
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
     os.chdir(WORKSPACE)
     call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     call("capset", struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24))
@@ -233,9 +231,11 @@ def run(control_fd: str, launcher_text: str, packages: str, *modules: str) -> No
     request, descriptors = serve(control)
     connection = socket.socket(fileno=descriptors[0])
     try:
-        prepare(request, *descriptors[1:3])
+        _, status, program = descriptors
+        enter_namespaces(request["owner"])
+        mount_files(program, request["tmp_bytes"])
         outputs = begin(connection)
-        give_up(request, outputs, descriptors[3], launcher)
+        give_up(request, outputs, status, launcher)
     except BaseException as error:
         with contextlib.suppress(OSError):
             connection.send(f"{type(error).__name__}: {error}".encode())
