@@ -166,6 +166,7 @@ class Driver:
 
     def _publish(self, version: int) -> None:
         assert self._saving is not None
-        self._folder.publish_checkpoint(self._saving, version, self.record.state(), self._settings.keep_checkpoints)
+        state = {**self.record.state(), **self._coordinator.state()}
+        self._folder.publish_checkpoint(self._saving, version, state, self._settings.keep_checkpoints)
         self._saving = None
         self._runtime.post_published()

@@ -88,6 +88,7 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         record = RunRecord(folder, list(agents), progress)
         if state is not None:
             record.load_state(state)
+            coordinator.load_state(state)
             folder.rewind(first_step)
             folder.write_config(cfg)
 

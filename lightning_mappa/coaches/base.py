@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.types import Episode, Verdict
 
@@ -15,7 +16,38 @@ class Coach(Protocol):
     async def score(self, episode: Episode, index: int) -> Verdict:
         """The verdict on `episode.actions[index]`.
 
-        Called once the episode has ended, for many actions at a time. A call that fails returns a Verdict
-        without a score and with the reason; it does not raise, except `CoachError` to stop the run.
+        Called once the episode has ended, for many actions at a time; or as soon as the action is done, see
+        `needs_outcome`. A call that fails returns a Verdict without a score and with the reason; it does not
+        raise, except `CoachError` to stop the run.
         """
         ...
+
+
+@runtime_checkable
+class StatefulCoach(Coach, Protocol):
+    """A coach whose verdicts depend on earlier ones: a checkpoint holds what it remembers."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """JSON-able."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def coach_state(coach: Coach) -> Mapping[str, Any]:
+    """What a checkpoint keeps of the coach; nothing of one that remembers nothing."""
+    return coach.state_dict() if isinstance(coach, StatefulCoach) else {}
+
+
+def load_coach_state(coach: Coach, state: Mapping[str, Any]) -> None:
+    if isinstance(coach, StatefulCoach):
+        coach.load_state_dict(state)
+
+
+def needs_outcome(coach: Coach) -> bool:
+    """Whether `score` waits for the end of the episode.
+
+    A coach with `needs_outcome = False` is given, as soon as an action and its tools are done, an episode that ends
+    with this action: without answer, outcome and status. Its verdicts then cost no time at the end.
+    """
+    return bool(getattr(coach, "needs_outcome", True))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
 
-from lightning_mappa.coaches.base import Coach
+from lightning_mappa.coaches.base import Coach, coach_state, load_coach_state
 from lightning_mappa.types import Episode, Verdict
 
 
 class ShuffledCoach:
-    """Gives an action the score that `coach` gave to a random earlier action of the same agent.
+    """A `StatefulCoach`. Gives an action the score that `coach` gave to a random earlier action of the same agent.
 
     Scores keep their distribution per agent and lose what they say of the action. A system that still
     improves under it does not learn from the verdicts. Missing verdicts stay where they are.
@@ -38,3 +40,15 @@ class ShuffledCoach:
             coach=self.name,
             raw_score=verdict.score,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        scores = {agent_id: list(remembered) for agent_id, remembered in self._scores.items()}
+        return {"random": self._random.getstate(), "scores": scores, "coach": coach_state(self._coach)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        version, internal, gauss = state["random"]  # JSON has made lists of the tuples
+        self._random.setstate((version, tuple(internal), gauss))
+        self._scores.clear()
+        for agent_id, remembered in state["scores"].items():
+            self._scores[agent_id].extend(remembered)
+        load_coach_state(self._coach, state["coach"])

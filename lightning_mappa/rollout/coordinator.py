@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.coaches.base import Coach
+from lightning_mappa.coaches.base import Coach, coach_state, load_coach_state, needs_outcome
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.tasks.base import TaskSource
@@ -100,6 +100,13 @@ class RolloutCoordinator:
         self._window = max_episodes_in_flight
         self._deadline_s = deadline_s
 
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs; tasks and seeds are functions of the step."""
+        return {"coach": coach_state(self._coach)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        load_coach_state(self._coach, state["coach"])
+
     async def collect(self, plan: RolloutPlan) -> Rollout:
         """Plays and scores every episode of the plan.
 
@@ -130,11 +137,15 @@ class RolloutCoordinator:
         # Every session is open before the first episode starts, so that the first wave holds them all.
         lines = [self._engine.session(episode_id) for episode_id, _, _ in jobs]
         sessions = [await line.__aenter__() for line in lines]
+        verdicts: list[list[asyncio.Task[Verdict]]] = [[] for _ in jobs]
         playing = [
-            asyncio.create_task(self._play(plan, job, line, session))
-            for job, line, session in zip(jobs, lines, sessions, strict=True)
+            asyncio.create_task(self._play(plan, job, line, session, started))
+            for job, line, session, started in zip(jobs, lines, sessions, verdicts, strict=True)
         ]
-        scoring.extend(asyncio.create_task(self._score(task, plan.scored)) for task in playing)
+        scoring.extend(
+            asyncio.create_task(self._score(task, plan.scored, started))
+            for task, started in zip(playing, verdicts, strict=True)
+        )
         try:
             await asyncio.gather(*playing)
         except BaseException:
@@ -149,9 +160,16 @@ class RolloutCoordinator:
         job: tuple[str, Task, int],
         line: AbstractAsyncContextManager[Session],
         session: Session,
+        verdicts: list[asyncio.Task[Verdict]],
     ) -> Episode:
+        """Starts the verdicts that need not wait for the episode's end."""
         episode_id, task, sample = job
-        actions: list[Action] = []
+
+        def judge() -> None:
+            episode = Episode(id=episode_id, task=task, actions=tuple(actions), sample=sample)
+            verdicts.append(asyncio.create_task(self._verdict(episode, len(actions) - 1)))
+
+        actions = _Actions(judge) if plan.scored and not needs_outcome(self._coach) else []
         status, reason, text = EpisodeStatus.OK, "", None
         try:
             with self._workspaces(episode_id) as workspace:
@@ -191,12 +209,22 @@ class RolloutCoordinator:
             sample=sample,
         )
 
-    async def _score(self, playing: asyncio.Task[Episode], scored: bool) -> ScoredEpisode:
-        episode = await playing
-        if not scored:
-            return ScoredEpisode(episode=episode, verdicts=(UNSCORED,) * len(episode.actions))
-        verdicts = await asyncio.gather(*(self._verdict(episode, i) for i in range(len(episode.actions))))
-        return ScoredEpisode(episode=episode, verdicts=tuple(verdicts))
+    async def _score(
+        self, playing: asyncio.Task[Episode], scored: bool, verdicts: list[asyncio.Task[Verdict]]
+    ) -> ScoredEpisode:
+        """`verdicts` are those under way, of the episode's first actions."""
+        try:
+            episode = await playing
+            if not scored:
+                return ScoredEpisode(episode=episode, verdicts=(UNSCORED,) * len(episode.actions))
+            rest = range(len(verdicts), len(episode.actions))
+            verdicts += [asyncio.create_task(self._verdict(episode, i)) for i in rest]
+            return ScoredEpisode(episode=episode, verdicts=tuple(await asyncio.gather(*verdicts)))
+        except BaseException:
+            for verdict in verdicts:
+                verdict.cancel()
+            await asyncio.gather(*verdicts, return_exceptions=True)
+            raise
 
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
         try:
@@ -224,6 +252,18 @@ class RolloutCoordinator:
             raise InfrastructureError(
                 f"all {len(failed)} episodes of {plan.split} step {plan.step} failed; the first: {failed[0].reason}"
             )
+
+
+class _Actions(list[Action]):
+    """Tells of every action, which has run its tools when it is appended."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def append(self, action: Action) -> None:
+        super().append(action)
+        self._tell()
 
 
 def _is_cancelled() -> bool:

@@ -18,6 +18,8 @@ from tests.integration.conftest import exported, run_fit, small_config, untimed_
 STEPS = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.checkpoint_every=2")
 VARIANTS = {
     "full": (),
+    "frozen_agent": ("agents.executor.trained=false", "callbacks=[default,early_stopping,lr_monitor]"),
+    "coach_with_a_memory": ("coach=shuffled", "~callbacks.checkpoint_selection", "trainer.val_check_interval=3"),
     "lora_adaptive_kl": (
         "model=tiny_lora",
         "model.lora.dropout=0.1",
@@ -35,7 +37,7 @@ def resume(folder, *overrides):
 
 
 def compare(straight, resumed):
-    for agent in ("solver", "executor", "verifier"):
+    for agent in sorted(path.name for path in (straight / "export").iterdir()):
         first, second = exported(straight, agent), exported(resumed, agent)
         assert all(torch.equal(first[name], second[name]) for name in first)
     names = sorted(path.name for path in (straight / "transcripts").iterdir())
