@@ -30,6 +30,19 @@ def detached_mount(folder: str) -> int:
     return int(descriptor)
 
 
+def take_along(pid: int) -> None:
+    """Moves a process into the memory group of this one, where that is one made for the run."""
+    with open("/proc/self/cgroup") as groups, open("/proc/self/mounts") as mounts:
+        paths = [path for line in groups if "/mappa-" in (path := line.rstrip().split(":", 2)[2])]
+        folders = [fields[1] for line in mounts if (fields := line.split())[2] in ("cgroup", "cgroup2")]
+    for path in paths:
+        # In a container the path may begin above what is mounted.
+        places = [f"{folder}{inner}" for folder in folders for inner in (path, "/" + path.rsplit("/", 1)[1])]
+        place = next(place for place in places if os.path.isdir(place))
+        with open(f"{place}/cgroup.procs", "w") as processes:
+            processes.write(str(pid))
+
+
 def main(connection_fd: str, status_fd: str, workspace: str) -> None:
     connection = _socket.socket(fileno=int(connection_fd))
     mount = detached_mount(workspace)
@@ -38,6 +51,7 @@ def main(connection_fd: str, status_fd: str, workspace: str) -> None:
         os.write(2, message or b"the warm interpreter died")
         os._exit(1)
     pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])  # as this process's namespace calls the sender
+    take_along(pid)
     os.write(int(status_fd), b'{"child-pid": %d}\n' % pid)
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [1, 2, mount]))
     connection.sendmsg([b"1"], [rights])
