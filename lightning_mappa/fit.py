@@ -59,7 +59,7 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
     quiet_libraries()
     seed_everything(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
-    with closing(build_environment(cfg)) as environment:
+    with closing(build_environment(cfg, scored=True)) as environment:
         return _fit(cfg, folder, environment)
 
 

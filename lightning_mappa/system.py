@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import os
@@ -65,9 +66,9 @@ class Environment:
     tools: Mapping[str, Tool]
 
     def close(self) -> None:
-        """Ends the threads of tools that have some."""
-        for tool in self.tools.values():
-            close = getattr(tool, "close", None)
+        """Ends the threads and connections of tools and coach."""
+        for part in (*self.tools.values(), self.coach):
+            close = getattr(part, "close", None)
             if close is not None:
                 close()
 
@@ -90,8 +91,15 @@ def seed_everything(cfg: DictConfig) -> None:
     pl_seed_everything(cfg.seed, verbose=False)
 
 
-def build_environment(cfg: DictConfig) -> Environment:
-    """Raises `ConfigError` for bad data, and where a tool has no isolation to run in."""
+def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
+    """`scored` says that the coach will be asked for verdicts, and so has to be able to give some.
+
+    Raises `ConfigError` for bad data, where a tool has no isolation to run in, and where the coach has no key.
+    """
+    coach: Coach = build(cfg.coach, "coach")
+    check_coach = getattr(coach, "check", None)
+    if scored and check_coach is not None:
+        asyncio.run(check_coach())
     tools: dict[str, Tool] = {name: build(node, f"tools.{name}") for name, node in cfg.tools.items()}
     for tool in tools.values():
         check = getattr(tool, "check", None)
@@ -100,7 +108,7 @@ def build_environment(cfg: DictConfig) -> Environment:
     return Environment(
         workflow=build(cfg.workflow, "workflow"),
         source=build(cfg.task, "task"),
-        coach=build(cfg.coach, "coach"),
+        coach=coach,
         tools=tools,
     )
 
