@@ -1,12 +1,14 @@
-"""What a program and all it has started hold in memory, as the kernel counts it.
+"""What a program and all it has started hold, as the kernel counts it.
 
-RLIMIT_AS bounds one process; eight of them may hold eight times as much.
+RLIMIT_AS bounds one process; eight of them may hold eight times as much. A file that is unlinked and still open is in
+no folder, and takes up as much of the disk as before.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 
 _RESIDENT = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
@@ -26,6 +28,31 @@ def holds_more_than(root: int, limit: int) -> bool:
         share = _bytes(pid, "smaps_rollup", _SHARE)
         shares += (_bytes(pid, "status", _RESIDENT) or 0) if share is None else share
     return shares > limit
+
+
+def unlinked_bytes(root: int, device: int) -> int:
+    """On the file system `device`, held by `root` and its descendants in files without a name, open or mapped."""
+    held: dict[int, int] = {}
+    for pid in family(root):
+        try:
+            descriptors = [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        for path in descriptors:
+            try:
+                file = os.stat(path)
+            except OSError:
+                continue
+            if file.st_nlink == 0 and file.st_dev == device and stat.S_ISREG(file.st_mode):
+                held[file.st_ino] = file.st_blocks * 512
+        for line in _read(f"/proc/{pid}/maps").splitlines():
+            if line.endswith(b" (deleted)"):
+                span, _, _, where, inode, *_ = line.split()
+                major, minor = (int(number, 16) for number in where.split(b":"))
+                if os.makedev(major, minor) == device:
+                    start, end = (int(number, 16) for number in span.split(b"-"))
+                    held.setdefault(int(inode), end - start)
+    return sum(held.values())
 
 
 def family(root: int) -> Iterator[int]:

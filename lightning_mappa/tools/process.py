@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from lightning_mappa.tools.memory import holds_more_than
+from lightning_mappa.tools.cgroup import memory_group
+from lightning_mappa.tools.memory import holds_more_than, unlinked_bytes
 from lightning_mappa.tools.outcome import Outcome
 from lightning_mappa.tools.sandbox import Limits, Sandbox
 from lightning_mappa.tools.workspace import exceeds
@@ -60,8 +61,6 @@ class _Process:
         self._namespaced = False
         self._root_fd: int | None = None
         """Of the namespace's pid 1, whose death ends all others; None without one, and when it is dead already."""
-        self._root_pid: int | None = None
-        """The ancestor of all that the program starts."""
         self._started_at: float | None = None
         self._ended_at = 0.0
         with contextlib.ExitStack() as stack:
@@ -69,8 +68,9 @@ class _Process:
             status = stack.enter_context(os.fdopen(status_fd, "rb", buffering=0))
             stack.callback(os.close, write_fd)
             launch = stack.enter_context(sandbox.launch(program, workspace, limits, write_fd))
+            self._group = stack.enter_context(memory_group(limits.memory_mb << 20))
             self._popen = subprocess.Popen(
-                launch.argv,
+                launch.argv if self._group is None else self._group.enter(launch.argv),
                 env=launch.env,
                 cwd=launch.cwd,
                 pass_fds=launch.pass_fds,
@@ -82,6 +82,8 @@ class _Process:
             )
             self._stop_signal = launch.stop_signal
             self._resources = stack.pop_all()
+        self._ancestor = self._popen.pid
+        """Of all that the program starts."""
         self._exit_fd = os.pidfd_open(self._popen.pid)
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
@@ -137,7 +139,10 @@ class _Process:
             for name in ("stdout", "stderr"):
                 self._drain(name)
             if self._stopped is None and self._started_at is not None:
-                self._check_workspace()
+                if self._group is not None and self._group.was_exceeded():
+                    self._stopped = ToolStatus.MEMORY
+                else:
+                    self._check_workspace()
         finally:
             self._resources.close()
 
@@ -187,7 +192,7 @@ class _Process:
                 self._started_at = time.monotonic()
             elif (pid := json.loads(line).get("child-pid")) is not None:
                 self._namespaced = True
-                self._root_fd, self._root_pid = _open_namespace_root(pid), pid
+                self._root_fd, self._ancestor = _open_namespace_root(pid), pid
                 if self._root_fd is not None:
                     self._resources.callback(os.close, self._root_fd)
 
@@ -199,13 +204,16 @@ class _Process:
 
     def _check_memory(self) -> None:
         if self._started_at is not None:
-            root = self._popen.pid if self._root_pid is None else self._root_pid
-            if holds_more_than(root, self._limits.memory_mb << 20):
+            killed = self._group is not None and self._group.was_exceeded()
+            if killed or holds_more_than(self._ancestor, self._limits.memory_mb << 20):
                 self._stopped = ToolStatus.MEMORY
 
     def _check_workspace(self) -> None:
-        limits = self._limits
-        if exceeds(self._workspace, max_bytes=limits.workspace_mb << 20, max_files=limits.workspace_files):
+        """Of the living too what they hold in files that are no longer there."""
+        limit, is_over = self._limits.workspace_mb << 20, self._popen.returncode is not None
+        if exceeds(self._workspace, max_bytes=limit, max_files=self._limits.workspace_files) or (
+            not is_over and unlinked_bytes(self._ancestor, os.stat(self._workspace).st_dev) > limit
+        ):
             self._stopped = ToolStatus.DISK_LIMIT
 
     def _kill(self) -> None:

@@ -59,6 +59,11 @@ _ESCAPES: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None),
     "ioperm": (173, None),
     "iopl": (172, None),
+    # memory that belongs to no process, so that no limit counts it
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
     # the machine itself
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
@@ -107,10 +112,8 @@ _SHARED: dict[str, tuple[int | None, int | None]] = {
     "file_setattr": (469, 469),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
-    "msgget": (68, 186),
     "msgsnd": (69, 189),
     "msgrcv": (70, 188),
     "msgctl": (71, 187),

@@ -67,6 +67,7 @@ def run(harness, workspace):
     harness_after = harness.state()
     assert harness_after["processes"] == []
     assert len(harness_after["descriptors"]) == len(harness_before["descriptors"])
+    assert harness_after["groups"] == 0
     assert harness_after["mounts"] == harness_before["mounts"]
     assert harness_after["memory_mb"] < harness_before["memory_mb"] + 24
     assert contents(harness.outside) == outside_before

@@ -109,6 +109,7 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """What a run must leave as it was. A process that got away is found here, as this one reaps orphans."""
+        from lightning_mappa.tools import cgroup
         from lightning_mappa.tools.memory import family
 
         status = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]
@@ -117,6 +118,7 @@ class Server:
             "descriptors": sorted(os.listdir("/proc/self/fd")),
             "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
             "memory_mb": int(status) // 1024,
+            "groups": sum(len(list(folder.glob(f"mappa-{os.getpid()}-*"))) for folder in cgroup._folders()),
         }
 
     def folders(self) -> list[str]:

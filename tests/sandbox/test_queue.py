@@ -45,6 +45,7 @@ def test_two_hundred_runs_from_eight_threads_leave_nothing(harness):
     assert [result.status for result in results] == list(expected)
     assert after["processes"] == []
     assert len(after["descriptors"]) == len(before["descriptors"])
+    assert after["groups"] == 0
     assert after["mounts"] == before["mounts"]
     assert after["memory_mb"] < before["memory_mb"] + 24
     assert harness.ask("folders") == []

@@ -32,6 +32,46 @@ for _ in range(8):
         os._exit(0)
 time.sleep(30)
 """
+SHARED = """
+import ctypes, mmap, os, time
+try:
+    os.memfd_create("a")
+except OSError:
+    pass
+else:
+    raise SystemExit("memory without an owner")
+assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) < 0
+def hold(megabytes):
+    held = mmap.mmap(-1, megabytes << 20)
+    for _ in range(megabytes):
+        held.write(bytes(1 << 20))
+    return held
+shared = hold(100)
+for _ in range(2):
+    if os.fork() == 0:
+        mine = hold(90)
+        time.sleep(30)
+time.sleep(30)
+"""
+UNLINKED = """
+import os, time
+for number in range(40):
+    file = os.open("gone", os.O_CREAT | os.O_WRONLY)
+    os.unlink("gone")
+    os.write(file, bytes(1 << 20))
+time.sleep(30)
+"""
+UNLINKED_AND_MAPPED = """
+import mmap, os, time
+held = []
+for number in range(10):
+    with open("gone", "w+b") as file:
+        os.unlink("gone")
+        os.truncate(file.fileno(), 4 << 20)
+        held.append(mmap.mmap(file.fileno(), 4 << 20))
+    held[-1].write(bytes(4 << 20))
+time.sleep(30)
+"""
 ONE_FILE = """
 with open("big", "wb") as file:
     for _ in range(100):
@@ -58,6 +98,9 @@ for _ in range(100):
         pytest.param(THREADS, ToolStatus.PROCESS_LIMIT, 5, id="02-threads"),
         pytest.param(MEMORY, ToolStatus.MEMORY, 1, id="03-memory"),
         pytest.param(CHILDREN, ToolStatus.MEMORY, 5, id="04-memory-of-eight-children"),
+        pytest.param(SHARED, ToolStatus.MEMORY, 5, id="04-shared-memory"),
+        pytest.param(UNLINKED, ToolStatus.DISK_LIMIT, 5, id="06-unlinked-files"),
+        pytest.param(UNLINKED_AND_MAPPED, ToolStatus.DISK_LIMIT, 5, id="06-unlinked-and-mapped"),
         pytest.param(ONE_FILE, ToolStatus.DISK_LIMIT, 5, id="06-one-file"),
         pytest.param(MANY_FILES, ToolStatus.DISK_LIMIT, 5, id="07-a-million-files"),
         pytest.param(FLOOD, ToolStatus.OUTPUT_LIMIT, 2, id="09-endless-output"),
