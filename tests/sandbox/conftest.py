@@ -11,14 +11,16 @@ from tests.sandbox.harness import contents, start
 SEATS = [
     ("root", "namespaces, own uid"),
     ("nobody", "namespaces, user namespace"),
-    ("root", "landlock, own uid"),
     ("nobody", "landlock"),
 ]
 MORE_SEATS = [
+    ("root", "landlock, own uid"),
     ("root", "namespaces, own uid, no /proc"),
     ("root", "namespaces, own uid, user namespace"),
     ("root", "namespaces, own uid, user namespace, no /proc"),
     ("nobody", "namespaces, user namespace, no /proc"),
+    ("root", "namespaces, own uid, warm"),
+    ("nobody", "namespaces, user namespace, warm"),
 ]
 
 

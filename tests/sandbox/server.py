@@ -66,20 +66,24 @@ def become(identity: str) -> None:
 class Server:
     def __init__(self, tier: str) -> None:
         from lightning_mappa.tools import ladder
+        from lightning_mappa.tools.memory import family
         from lightning_mappa.tools.python import PythonTool
         from lightning_mappa.tools.sandbox import Limits
+        from lightning_mappa.tools.warm import WarmBubblewrap
         from lightning_mappa.tools.workspace import Workspaces
 
         self._make_tool = PythonTool
         self._tools: dict[str, Any] = {}
         self._workspaces = Workspaces()
         self._open: dict[str, ExitStack] = {}
+        self._resident = {os.getpid()}
         self.reason = f"this machine has no tier {tier!r}"
         for sandbox in ladder._candidates("auto"):
-            if sandbox.tier == tier:
-                self.sandbox = sandbox
-                self.reason = ladder.probe(sandbox, Limits(processes=24))
+            if sandbox.tier == tier.removesuffix(", warm"):
+                self.sandbox = WarmBubblewrap(sandbox, ["json"]) if tier.endswith(", warm") else sandbox
+                self.reason = ladder.probe(self.sandbox, Limits(processes=24))
                 if not self.reason:
+                    self._resident |= set(family(os.getpid()))  # a warm interpreter stays
                     return
 
     def open(self) -> str:
@@ -114,7 +118,7 @@ class Server:
 
         status = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]
         return {
-            "processes": [_describe(pid) for pid in family(os.getpid()) if pid != os.getpid()],
+            "processes": [_describe(pid) for pid in family(os.getpid()) if pid not in self._resident],
             "descriptors": sorted(os.listdir("/proc/self/fd")),
             "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
             "memory_mb": int(status) // 1024,
