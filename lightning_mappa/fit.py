@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from lightning_mappa.agent_trainer import agent_parts, train_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
+from lightning_mappa.coaches.base import bind_accounts
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted
 from lightning_mappa.export import export_agents, joint_selection
@@ -85,10 +86,13 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
 
         # 3. What is written down and shown of it.
         progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
-        record = RunRecord(folder, list(agents), progress)
+        coach = environment.coach
+        record = RunRecord(folder, list(agents), progress, max_steps=cfg.trainer.max_steps, coach=coach)
+        bind_accounts(coach, folder.path)
         if state is not None:
             record.load_state(state)
             coordinator.load_state(state)
+        if cfg.resume is not None:
             folder.rewind(first_step)
             folder.write_config(cfg)
 
@@ -144,7 +148,10 @@ def _conclude(
     return summary
 
 
-def _last_checkpoint(folder: RunFolder) -> Path:
+def _last_checkpoint(folder: RunFolder) -> Path | None:
+    """None where the run ended before its first: it begins anew, and what its coach was paid for is kept."""
+    if not folder.has_checkpoints:
+        return None
     checkpoint, passed_over = folder.last_checkpoint()
     for fault in passed_over:
         warnings.warn(f"passed over a damaged checkpoint: {fault}", stacklevel=2)

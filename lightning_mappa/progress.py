@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class RunProgress:
-    """Shows step, success, mean score per agent, KL, episodes per second and the time left.
+    """Shows step, success, mean score per agent, KL, episodes per second, what the coach costs and the time left.
 
     Args:
         total: rollout steps of the run.
@@ -66,4 +66,11 @@ def step_text(line: Mapping[str, Any]) -> str:
     kl = f"{fmean(kls):.3f}" if kls else "-"
     seconds = sum(line["timing_s"].values())
     speed = line["episodes"] / seconds if seconds else 0.0
-    return f"success {success}  score {scores}  kl {kl}  {speed:.1f} episodes/s"
+    return f"success {success}  score {scores}  kl {kl}  {speed:.1f} episodes/s{_cost_text(line.get('coach', {}))}"
+
+
+def _cost_text(costs: Mapping[str, Any]) -> str:
+    """What the coach has cost so far and what the whole run will cost."""
+    if costs.get("usd") is not None:
+        return f"  coach ${costs['usd']:.2f} of about ${costs['forecast_usd']:.2f}"
+    return f"  coach {costs['calls']} calls of about {costs['forecast_calls']:.0f}" if "calls" in costs else ""

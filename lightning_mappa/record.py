@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
+from lightning_mappa.coaches.base import accounts
+from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
 from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
@@ -56,12 +58,18 @@ class RunRecord:
 
     Args:
         agents: all agents, trained or frozen, in the order in which scores are shown.
+        max_steps: rollout steps of the whole run, which forecasts are for.
+        coach: asked what it has cost, if it keeps accounts (`coaches.base.KeepsAccounts`).
     """
 
-    def __init__(self, folder: RunFolder, agents: Sequence[str], listener: Listener) -> None:
+    def __init__(
+        self, folder: RunFolder, agents: Sequence[str], listener: Listener, *, max_steps: int, coach: object
+    ) -> None:
         self._folder = folder
         self._agents = tuple(agents)
         self._listener = listener
+        self._max_steps = max_steps
+        self._coach = coach
         self._started = time.monotonic()
         self._wall_before = 0.0
         self._timing: dict[str, float] = {}
@@ -139,7 +147,16 @@ class RunRecord:
         }
         if step.number + 1 in self._evaluations:
             line["val"] = self._evaluations[step.number + 1]
-        return line
+        return {**line, **self._costs(len(self.closed) + 1)}
+
+    def _costs(self, steps_done: int) -> dict[str, Any]:
+        """What the coach has cost, and what calls and dollars will come to; nothing where it costs nothing."""
+        figures = dict(accounts(self._coach))
+        for name in ("calls", "usd"):
+            so_far = figures.get(name)
+            if so_far is not None and steps_done:
+                figures[f"forecast_{name}"] = forecast(so_far, steps_done, self._max_steps)
+        return {"coach": figures} if figures else {}
 
     def _mean_scores(self, episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
         scores: dict[str, list[float]] = defaultdict(list)
@@ -205,4 +222,5 @@ class RunRecord:
             "timing_s": self._times(),
             "mismatch": {"ratio_max": self._ratio_max},
             "score": {agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()},
+            **self._costs(len(self.closed)),
         }

@@ -27,6 +27,7 @@ class RunFolder:
     config.yaml           the resolved config
     transcripts/          step-NNNNNN.jsonl, selection-NNNNNN.jsonl, report-initial.jsonl, report-selected.jsonl
     metrics.jsonl         a line per rollout step
+    coach_calls.jsonl     a line per call of a coach that is paid for
     checkpoints/          step-NNNNNN/: a part per agent, run.json, manifest.json
     agents/<agent>/       what the agent's Trainer and loggers write; selected weights
     export/<agent>/       a Hugging Face folder or PEFT adapter, with tokenizer
@@ -131,6 +132,11 @@ class RunFolder:
             raise InfrastructureError(f"checkpoint {final} does not read back: {fault}")
         for old in self._numbered()[keep:]:
             shutil.rmtree(old)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there are any, complete or not."""
+        return bool(self._numbered())
 
     def last_checkpoint(self) -> tuple[Path, list[str]]:
         """The newest checkpoint that verifies, and what was wrong with newer ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.types import Episode, Verdict
@@ -42,6 +43,29 @@ def coach_state(coach: Coach) -> Mapping[str, Any]:
 def load_coach_state(coach: Coach, state: Mapping[str, Any]) -> None:
     if isinstance(coach, StatefulCoach):
         coach.load_state_dict(state)
+
+
+@runtime_checkable
+class KeepsAccounts(Protocol):
+    """A coach, or a part of one, whose calls cost money."""
+
+    def bind(self, folder: Path) -> None:
+        """Names the run folder, once, before the first verdict: accounts are kept there, and read on resume."""
+        ...
+
+    def summary(self) -> Mapping[str, Any]:
+        """JSON-able totals of the run so far, resumed parts included; `calls` and `usd` where known."""
+        ...
+
+
+def bind_accounts(part: object, folder: Path) -> None:
+    if isinstance(part, KeepsAccounts):
+        part.bind(folder)
+
+
+def accounts(part: object) -> Mapping[str, Any]:
+    """Nothing of a coach that costs nothing."""
+    return part.summary() if isinstance(part, KeepsAccounts) else {}
 
 
 def needs_outcome(coach: Coach) -> bool:

@@ -45,7 +45,7 @@ class BudgetGuard:
         sent_along: what else decides a reply and is the same for every call, as the effort of thinking.
         budget_usd: cap in dollars over the whole run; needs `prices`.
         budget_calls: cap in calls sent over the whole run.
-        prices: dollars per million tokens (`Prices.of`); without them dollars are not known.
+        prices: model to its dollars per million tokens (`Prices.of`); dollars of a model not in it are not known.
         cache: folder for replies that other runs may use; None keeps none.
     """
 
@@ -56,14 +56,16 @@ class BudgetGuard:
         sent_along: str = "",
         budget_usd: float | None = None,
         budget_calls: int | None = None,
-        prices: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        prices: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]] | None = None,
         cache: str | Path | None = None,
     ) -> None:
-        if budget_usd is not None and prices is None:
-            raise ConfigError(f"budget_usd={budget_usd} needs prices, the dollars per million tokens of {model}")
+        listed = (prices or {}).get(model)
+        if budget_usd is not None and listed is None:
+            known = ", ".join(prices or {}) or "no model"
+            raise ConfigError(f"budget_usd={budget_usd} needs the prices of {model}; prices are given of {known}")
         self._model = model
         self._sent_along = sent_along
-        self._prices = None if prices is None else Prices.of(prices)
+        self._prices = None if listed is None else Prices.of(listed)
         self._budget = Budget(usd=budget_usd, calls=budget_calls)
         self._cache = None if cache is None else ReplyCache(Path(cache))
         self._log: CallLog | None = None

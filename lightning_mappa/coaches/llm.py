@@ -6,7 +6,10 @@ import logging
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from lightning_mappa.coaches.base import accounts, bind_accounts
 from lightning_mappa.coaches.caller import Caller, RetryPolicy
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.coaches.pace import Pace
@@ -83,6 +86,7 @@ class LLMCoach:
                 raise ConfigError(f"coach.{name} is {value}; allowed: 1 or more")
         self.name = provider.model
         self._provider = provider
+        self._guard = guard
         self._writer = CaseWriter(
             read_rubric(rubric),
             seed=seed,
@@ -105,6 +109,13 @@ class LLMCoach:
     def counts(self) -> Counter[str]:
         """Verdicts given and missing, attempts and retries, and the alarms of replies (`Reading.alarms`)."""
         return self._watch.counts + self._caller.counts
+
+    def bind(self, folder: Path) -> None:
+        """Call it once, before the first verdict."""
+        bind_accounts(self._guard, folder)
+
+    def summary(self) -> dict[str, Any]:
+        return {**accounts(self._guard), "counts": dict(sorted(self.counts.items()))}
 
     async def check(self) -> None:
         """Raises `ConfigError` when the provider cannot be used. Costs nothing."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from lightning_mappa.coaches.base import Coach, coach_state, load_coach_state
+from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, coach_state, load_coach_state
 from lightning_mappa.types import Episode, Verdict
 
 
@@ -40,6 +41,12 @@ class ShuffledCoach:
             coach=self.name,
             raw_score=verdict.score,
         )
+
+    def bind(self, folder: Path) -> None:
+        bind_accounts(self._coach, folder)
+
+    def summary(self) -> Mapping[str, Any]:
+        return accounts(self._coach)
 
     def state_dict(self) -> dict[str, Any]:
         scores = {agent_id: list(remembered) for agent_id, remembered in self._scores.items()}

@@ -28,7 +28,7 @@ def post(url: str, request: CoachRequest) -> CoachReply:
 
 
 async def main(folder: Path, url: str, cache: str | None) -> None:
-    guard = BudgetGuard(model="m", prices=PRICES, budget_usd=1.0, cache=cache)
+    guard = BudgetGuard(model="m", prices={"m": PRICES}, budget_usd=1.0, cache=cache)
     guard.bind(folder)
     slots = asyncio.Semaphore(IN_FLIGHT)
 

@@ -54,7 +54,7 @@ async def call(guard: BudgetGuard, provider: Counter, request: CoachRequest) -> 
 
 
 def make_guard(folder=None, **settings) -> BudgetGuard:
-    guard = BudgetGuard(**{"model": "m", "prices": PRICES, **settings})
+    guard = BudgetGuard(**{"model": "m", "prices": {"m": PRICES}, **settings})
     if folder is not None:
         guard.bind(folder)
     return guard
@@ -205,5 +205,7 @@ def test_without_prices_dollars_are_unknown_and_cannot_be_capped(tmp_path):
     guard = make_guard(tmp_path, prices=None)
     ask_all(guard, Counter(), REQUESTS[:2])
     assert guard.summary()["usd"] is None
-    with pytest.raises(ConfigError, match=r"budget_usd=1 needs prices, the dollars per million tokens of m"):
+    with pytest.raises(ConfigError, match="budget_usd=1 needs the prices of m; prices are given of no model"):
         make_guard(prices=None, budget_usd=1)
+    with pytest.raises(ConfigError, match="budget_usd=1 needs the prices of m2; prices are given of m"):
+        make_guard(model="m2", budget_usd=1)
