@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 _PREFIX = "mappa-"
 _number = itertools.count().__next__
 _REMOVAL_S = 1.0
+_TRIAL_BYTES = 64 << 20
 _ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
@@ -45,19 +47,19 @@ def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
     if parent is None:
         yield None
         return
+    with _made(parent, limit) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def _made(parent: Path, limit: int) -> Iterator[MemoryGroup]:
     path = parent / f"{_PREFIX}{os.getpid()}-{_number()}"
+    path.mkdir()
     try:
-        path.mkdir()
         group = _group(path, limit)
         (path / group.limit_file).write_text(str(limit))
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        yield None
-        return
-    with contextlib.suppress(OSError):  # no swap, or not counted
-        (path / group.swap_file).write_text(str(group.swap_limit))
-    try:
+        with contextlib.suppress(OSError):  # no swap, or not counted
+            (path / group.swap_file).write_text(str(group.swap_limit))
         yield group
     finally:
         _remove(path)
@@ -71,14 +73,19 @@ def _group(path: Path, limit: int) -> MemoryGroup:
 
 @cache
 def _parent() -> Path | None:
-    """Where groups can be made. What killed runs have left there goes first."""
+    """Where groups can be made and entered, by trying. What killed runs have left there goes first."""
     for folder in _folders():
-        if os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK):
-            for stale in folder.glob(f"{_PREFIX}*-*"):
-                if not Path("/proc", stale.name.split("-")[1]).exists():
-                    with contextlib.suppress(OSError):
-                        stale.rmdir()
-            return folder
+        for stale in folder.glob(f"{_PREFIX}*-*"):
+            if not Path("/proc", stale.name.split("-")[1]).exists():
+                with contextlib.suppress(OSError):
+                    stale.rmdir()
+        try:
+            with _made(folder, _TRIAL_BYTES) as group:
+                group.was_exceeded()
+                subprocess.run(group.enter(["/bin/true"]), check=True, stderr=subprocess.DEVNULL, env={})
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return folder
     return None
 
 

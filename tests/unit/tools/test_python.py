@@ -315,6 +315,7 @@ def test_no_isolation_only_when_said_in_words(workspace, monkeypatch):
     plain.close()
     assert results[0].stdout == f"{workspace} False\n"
     assert [result.status for result in results] == [ToolStatus.OK, ToolStatus.TIMEOUT, ToolStatus.NONZERO]
+    assert {result.tier for result in results} == {plain.tier} == {"none"}
 
 
 def test_a_start_is_quick(run):
