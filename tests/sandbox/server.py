@@ -66,12 +66,14 @@ def become(identity: str) -> None:
 class Server:
     def __init__(self, tier: str) -> None:
         from lightning_mappa.tools import ladder
+        from lightning_mappa.tools.bubblewrap import Bubblewrap
         from lightning_mappa.tools.memory import family
         from lightning_mappa.tools.python import PythonTool
-        from lightning_mappa.tools.sandbox import Limits
+        from lightning_mappa.tools.sandbox import Limits, Sandbox
         from lightning_mappa.tools.warm import WarmBubblewrap
         from lightning_mappa.tools.workspace import Workspaces
 
+        self.sandbox: Sandbox
         self._make_tool = PythonTool
         self._tools: dict[str, Any] = {}
         self._workspaces = Workspaces()
@@ -80,7 +82,10 @@ class Server:
         self.reason = f"this machine has no tier {tier!r}"
         for sandbox in ladder._candidates("auto"):
             if sandbox.tier == tier.removesuffix(", warm"):
-                self.sandbox = WarmBubblewrap(sandbox, ["json"]) if tier.endswith(", warm") else sandbox
+                self.sandbox = sandbox
+                if tier.endswith(", warm"):
+                    assert isinstance(sandbox, Bubblewrap)
+                    self.sandbox = WarmBubblewrap(sandbox, ["json"])
                 self.reason = ladder.probe(self.sandbox, Limits(processes=24))
                 if not self.reason:
                     self._resident |= set(family(os.getpid()))  # a warm interpreter stays
