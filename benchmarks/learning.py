@@ -1,6 +1,6 @@
 """Does the default system learn, and only from what the coach says? The table in learning.md.
 
-    python benchmarks/learning.py            # 5 seeds x 3 conditions, one after the other
+    python benchmarks/learning.py --jobs 2            # 5 seeds x 3 conditions, two at a time with a thread each
     python benchmarks/learning.py --seeds 0 --conditions coached
 
 Each cell is `mappa fit` followed by `mappa test` on the report split, in a folder of its own; a finished cell
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -27,7 +30,7 @@ CONDITIONS: dict[str, list[str]] = {
 }
 
 
-def run_cell(folder: Path, seed: int, overrides: list[str]) -> dict[str, float]:
+def run_cell(folder: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
     """Figures of one cell: report split before and after, and the wall time of the whole `fit` process."""
     if not (folder / "test.json").exists():
         start = time.monotonic()
@@ -52,7 +55,7 @@ def interval(gains: list[float]) -> tuple[float, float]:
     return float(np.mean(gains) - half), float(np.mean(gains) + half)
 
 
-def table(cells: dict[str, list[dict[str, float]]]) -> str:
+def table(cells: dict[str, list[dict[str, Any]]]) -> str:
     lines = [
         "| condition | seed | n | initial | selected | gain | 95 % over problems | version | fit, s |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -77,13 +80,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the run folders go")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; more than one get a thread each")
     arguments = parser.parse_args()
-    cells: dict[str, list[dict[str, float]]] = {}
-    for condition in arguments.conditions:
-        cells[condition] = [
-            run_cell(arguments.runs / f"{condition}-{seed}", seed, CONDITIONS[condition]) for seed in arguments.seeds
-        ]
-        print(table(cells), flush=True)
+    threads = ["runtime.num_threads=1"] if arguments.jobs > 1 else []
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        waiting = {
+            condition: [
+                pool.submit(run_cell, arguments.runs / f"{condition}-{seed}", seed, [*CONDITIONS[condition], *threads])
+                for seed in arguments.seeds
+            ]
+            for condition in arguments.conditions
+        }
+        print(table({condition: [cell.result() for cell in cells] for condition, cells in waiting.items()}))
 
 
 if __name__ == "__main__":
