@@ -56,11 +56,13 @@ def main(connection_fd: str, status_fd: str, workspace: str) -> None:
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [1, 2, mount]))
     connection.sendmsg([b"1"], [rights])
     message = connection.recv(1 << 12)
+    if not message:
+        os.kill(os.getpid(), signal.SIGKILL)
     try:
         code = int(message)
-    except ValueError:  # what went wrong, once the program may have begun
+    except ValueError:  # what kept the program from beginning
         os.write(2, message)
-        os.kill(os.getpid(), signal.SIGKILL)
+        code = 1
     os._exit(code if code >= 0 else 128 - code)
 
 

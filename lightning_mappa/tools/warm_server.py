@@ -6,8 +6,8 @@ then the modules to import. It imports them once and then forks, for every reque
 
     server -> first process (pid 1 in namespaces of the run's own) -> program (pid 2)
 
-The two to the left have capabilities and never read a byte of the program's making but its text, which they copy;
-the third gives all capabilities and descriptors up for good before the program begins. The server, pid 1 itself,
+Nothing that has a capability reads a byte of the program's making, but for its text, which is copied. The program's
+process gives capabilities and descriptors up for good before the program begins. The server, pid 1 itself,
 ends with its control socket and ends all runs; the first process ends with the run's connection and ends the run.
 """
 
@@ -109,7 +109,7 @@ def enter_namespaces(owner: "int | None") -> None:
 
 
 def begin(connection: socket.socket) -> "list[int]":
-    """Forks the program and returns there, with where it writes to; stays with it until it ends, or the connection."""
+    """Forks the program and returns there, with where it writes to."""
     connection.send(b"first")
     message, (*outputs, workspace), _, _ = socket.recv_fds(connection, 1, 3)
     if not message:  # else whoever started the run can end this process, and with it the run
@@ -121,7 +121,16 @@ def begin(connection: socket.socket) -> "list[int]":
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return outputs
-    close_all_but(connection.fileno())
+    try:
+        close_all_but(connection.fileno())
+        drop_capabilities()
+        connection.send(b"%d" % exit_code(program, connection))
+    finally:
+        os._exit(0)
+
+
+def exit_code(program: int, connection: socket.socket) -> int:
+    """Waits for the program, reaps orphans meanwhile. Raises ConnectionError when the connection ends before it."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -131,11 +140,10 @@ def begin(connection: socket.socket) -> "list[int]":
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == program:
-            connection.send(b"%d" % os.waitstatus_to_exitcode(status))
-            os._exit(0)
+            return os.waitstatus_to_exitcode(status)
         if pid == 0:
             if connection.fileno() in dict(poll.poll()):
-                os._exit(1)
+                raise ConnectionError
             os.read(reader, 1 << 12)
 
 
@@ -180,13 +188,17 @@ def give_up(request: "dict[str, Any]", outputs: "list[int]", status: int, launch
         os.setresgid(owner, owner, owner)
         os.setresuid(owner, owner, owner)
     os.chdir(WORKSPACE)
-    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    call("capset", struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24))
+    drop_capabilities()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own /proc/self is its own to read
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, struct.pack("HP", count, ctypes.addressof(code)), 0, 0)
     os.write(status, b"ready\n")
     os.closerange(3, 1 << 16)
+
+
+def drop_capabilities() -> None:
+    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    call("capset", struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24))
 
 
 def close_all_but(kept: int) -> None:
@@ -212,6 +224,7 @@ def leave(code: object) -> None:
         if issubclass(type(thing), io.IOBase):
             with contextlib.suppress(Exception):
                 thing.flush()
+    libc.fflush(None)
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1

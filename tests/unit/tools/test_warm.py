@@ -170,11 +170,14 @@ def test_the_interpreter_survives_a_hostile_run(warm, start, code):
 
 def test_how_it_ends_is_what_the_interpreter_would_do(start, workspace):
     code = """
-import atexit, sys, threading, time
+import atexit, ctypes, sys, threading, time
 file = open("left_open", "w"); file.write("x" * 10)
 atexit.register(print, "at exit")
 class Thing:
     def __del__(self): print("deleted")
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.fputs(b"y" * 10, ctypes.c_void_p(libc.fopen(b"left_open_by_c", b"w")))
 thing = Thing()
 cycle = [Thing()]; cycle.append(cycle)
 threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
@@ -184,6 +187,7 @@ sys.exit("last words")
     assert (result.exit_code, result.stderr) == (1, "last words\n")
     assert result.stdout == "thread\nat exit\ndeleted\ndeleted\n"
     assert (workspace / "left_open").read_text() == "x" * 10
+    assert (workspace / "left_open_by_c").read_text() == "y" * 10
     assert start("import signal; signal.raise_signal(signal.SIGINT)").stderr.endswith("KeyboardInterrupt\n")
     assert start("import sys; sys.exit(300)").exit_code == 300 & 0xFF
 
@@ -257,6 +261,11 @@ asyncio.run(tool.run(call, pathlib.Path(sys.argv[1])))
 def test_what_cannot_be_warm_is_refused_in_a_sentence(warm, modules, sentence):
     with pytest.raises(ConfigError, match=sentence):
         PythonTool(warm=modules).check()
+
+
+def test_limits_that_a_warm_program_cannot_live_in_are_refused(warm):
+    with pytest.raises(ConfigError, match=r"tools\.python\.warm=\[numpy\]: "):
+        PythonTool(warm=["numpy"], memory_mb=24).check()
 
 
 @pytest.mark.parametrize(
