@@ -85,6 +85,7 @@ class LLMCoach:
             if value is not None and value < 1:
                 raise ConfigError(f"coach.{name} is {value}; allowed: 1 or more")
         self.name = provider.model
+        self.needs_outcome = show_reference != "none"
         self._provider = provider
         self._guard = guard
         self._writer = CaseWriter(

@@ -59,8 +59,10 @@ class CaseWriter:
     """Writes the cases of a run.
 
     The system part is the same for the whole run, the shared part for all steps of an episode; only the question
-    is a step's own, earlier turns of the same agent among it. Tokens of fences are hashes of the seed and
-    of all they enclose: the same step gives the same case, and no text can contain the fence around it.
+    is a step's own, earlier turns of the same agent among it. Nothing of later steps is shown but, where the
+    settings allow it, the outcome: with `none` an episode that ends with the step gives the same case.
+    Tokens of fences are hashes of the seed and of all they enclose: the same step gives the same case, and no text
+    can contain the fence around it.
 
     Args:
         rubric: what a good step is, in plain text.
@@ -93,7 +95,7 @@ class CaseWriter:
         question = list(self._question(episode, index, limit))
         shared_token = self._token(shared)
         token = self._token([*shared, *question])
-        head = f"Case {token}: step {index + 1} of {len(episode.actions)}. The token of its data is {token}."
+        head = f"Case {token}: step {index + 1}. The token of its data is {token}."
         shared_text = _rendered([f"The token of the data up to the case is {shared_token}.", *shared], shared_token)
         asked = _rendered([head, *question, *([_REMINDER] if reminder else [])], token)
         content = json.dumps([self._system, shared_text, asked, max_tokens])
@@ -110,19 +112,16 @@ class CaseWriter:
 
     def _shared(self, episode: Episode, limit: int) -> Iterator[_Part]:
         yield _data("The task of the team", episode.task.prompt, limit)
-        yield "The agents, in the order of their first step:"
-        seen: dict[str, str] = {}
-        for action in episode.actions:
-            seen.setdefault(action.agent_id, action.role)
-        for agent_id, role in seen.items():
-            about = self._roles.get(agent_id)
-            yield f"- {role} ({agent_id})" + (f": {about.strip()}" if about else "")
+        for agent_id, about in self._roles.items():
+            yield f"What {agent_id} is there for: {about.strip()}"
         files = episode.task.metadata.get("files")
         if files:
             yield _data("Files in the folder, as the harness found them", _file_list(files), limit)
 
     def _question(self, episode: Episode, index: int, limit: int) -> Iterator[_Part]:
         action = episode.actions[index]
+        names = [f"{number} {a.role} ({a.agent_id})" for number, a in enumerate(episode.actions[: index + 1], 1)]
+        yield f"Steps of the episode so far: {', '.join(names)}."
         yield f"It was taken by {action.role} ({action.agent_id}), in turn {action.turn + 1} of that agent."
         earlier = [a for a in episode.actions[:index] if a.agent_id == action.agent_id]
         for past in earlier:

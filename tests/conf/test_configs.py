@@ -17,7 +17,13 @@ from lightning_mappa.config import allowed_keys, structured
 CONF = Path(str(files("lightning_mappa.conf")))
 PLACES = {"agent": "agent@agents.solver", "tool": "tool@tools.python"}
 """Groups that the defaults list puts at another package."""
-NEEDS = {"model=hf": ["model.path=tiny"], "task=math_file": ["task.path=x"], "experiment=smollm2_math": ["task.path=x"]}
+NEEDS = {
+    "model=hf": ["model.path=tiny"],
+    "task=math_file": ["task.path=x"],
+    "experiment=smollm2_math": ["task.path=x"],
+    "coach=llm": ["coach.provider={_target_:lightning_mappa.coaches.anthropic.AnthropicProvider,model:m}"],
+    "coach=openai_compatible": ["coach.provider.model=m", "coach.provider.base_url=http://127.0.0.1:8000/v1"],
+}
 """What a user has to add, because the option cannot know it."""
 
 OPTIONS = [

@@ -34,10 +34,10 @@ def write(episode: Episode, index: int, *, shrink: int = 0, max_tokens: int = 10
 
 def test_case_shows_what_was_asked_written_and_printed():
     request = write(make_episode(), 1).request
-    for shown in ("Code it.", "print(y)", "12\n", "NameError: y", "status nonzero, exit code 1", "step 2 of 4"):
+    for shown in ("Code it.", "print(y)", "12\n", "NameError: y", "status nonzero, exit code 1", "step 2."):
         assert shown in request.question
     assert "What is 1 + 2?" in request.shared
-    assert "- Problem Solver (solver)\n\n- Coder (coder)\n\n- Verifier (verifier)" in request.shared
+    assert "so far: 1 Problem Solver (solver), 2 Coder (coder)." in request.question
     assert request.system.startswith("RUBRIC")
 
 
@@ -73,6 +73,17 @@ def test_reference_is_shown_where_the_config_allows(show, shown):
     assert ["REFERENCE-3" in request.question for request in requests] == shown
     assert ["Outcome: 0 " in request.question for request in requests] == shown
     assert not any("REFERENCE-3" in request.shared + request.system for request in requests)
+
+
+def test_without_outcome_an_episode_that_ends_with_the_step_gives_the_same_case():
+    episode = make_episode()
+    for index in range(4):
+        so_far = make_episode(actions=episode.actions[: index + 1], answer=None, outcome=None)
+        assert write(so_far, index, show_reference="none") == write(episode, index, show_reference="none")
+
+
+def test_roles_say_what_agents_are_there_for():
+    assert "What coder is there for: run it" in write(make_episode(), 0, roles={"coder": "run it"}).request.shared
 
 
 def test_failed_episode_and_action_without_text_are_named():
