@@ -28,14 +28,16 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def make_public(paths: list[str]) -> None:
     """Within this process and its children, by one empty folder in place of each private one on the way."""
-    if libc.unshare(NEW_MOUNTS) != 0:
-        raise OSError(ctypes.get_errno(), "no mount namespace")
-    _mount("--make-rprivate", "/")
     private: dict[str, list[str]] = {}
     for path in sorted({os.path.realpath(path) for path in paths if os.path.isdir(path)}):
         closed = [folder for folder in reversed(Path(path).parents) if not os.stat(folder).st_mode & 0o001]
         if closed:
             private.setdefault(str(closed[0]), []).append(path)
+    if not private:
+        return
+    if libc.unshare(NEW_MOUNTS) != 0:
+        raise OSError(ctypes.get_errno(), "no mount namespace")
+    _mount("--make-rprivate", "/")
     for top, inner in private.items():
         with tempfile.TemporaryDirectory() as hold:
             for number, path in enumerate(inner):
