@@ -74,9 +74,11 @@ class Environment:
 
 
 def quiet_libraries() -> None:
-    """One progress display for the run: what Lightning and transformers say per model stays out of it."""
+    """One progress display for the run: what libraries say per model and per call stays out of it."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("httpx", "httpx2"):  # A line per coach call.
+        logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6 asks torch 2.13 in a way that torch calls deprecated; a user can do nothing about it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     transformers_logging.set_verbosity_error()

@@ -9,6 +9,7 @@ from decimal import Decimal
 from lightning_mappa.errors import CoachError, ConfigError
 
 _NOTHING = Decimal(0)
+_GO_ON = "go on with a larger one: mappa fit resume=RUN +coach.guard.{}=…"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +87,11 @@ class Budget:
     def _fault(self, usd: Decimal) -> str | None:
         """Why a call that may cost `usd` does not fit now."""
         if self._cap_calls is not None and self.calls >= self._cap_calls:
-            return f"the coach has made the {self._cap_calls} calls of budget_calls; raise it and resume the run"
+            return f"the coach has made the {self._cap_calls} calls of budget_calls; {_GO_ON.format('budget_calls')}"
         if self._cap_usd is not None and self.committed_usd + usd > self._cap_usd:
             return (
                 f"the coach has spent {self.spent_usd:.4f} of the {self._cap_usd} dollars of budget_usd, and the next "
-                f"call may cost {usd:.4f}; raise it and resume the run"
+                f"call may cost {usd:.4f}; {_GO_ON.format('budget_usd')}"
             )
         return None
 
