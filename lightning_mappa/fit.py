@@ -87,7 +87,14 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         # 3. What is written down and shown of it.
         progress = RunProgress(cfg.trainer.max_steps, first_step, enabled=cfg.trainer.enable_progress_bar)
         coach = environment.coach
-        record = RunRecord(folder, list(agents), progress, max_steps=cfg.trainer.max_steps, coach=coach)
+        record = RunRecord(
+            folder,
+            list(agents),
+            progress,
+            max_steps=cfg.trainer.max_steps,
+            coach=coach,
+            isolation=environment.isolation,
+        )
         bind_accounts(coach, folder.path)
         if state is not None:
             record.load_state(state)

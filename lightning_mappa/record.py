@@ -60,16 +60,25 @@ class RunRecord:
         agents: all agents, trained or frozen, in the order in which scores are shown.
         max_steps: rollout steps of the whole run, which forecasts are for.
         coach: asked what it has cost, if it keeps accounts (`coaches.base.KeepsAccounts`).
+        isolation: tool → the tier its programs run under; the summary says it.
     """
 
     def __init__(
-        self, folder: RunFolder, agents: Sequence[str], listener: Listener, *, max_steps: int, coach: object
+        self,
+        folder: RunFolder,
+        agents: Sequence[str],
+        listener: Listener,
+        *,
+        max_steps: int,
+        coach: object,
+        isolation: Mapping[str, str],
     ) -> None:
         self._folder = folder
         self._agents = tuple(agents)
         self._listener = listener
         self._max_steps = max_steps
         self._coach = coach
+        self._isolation = dict(isolation)
         self._started = time.monotonic()
         self._wall_before = 0.0
         self._timing: dict[str, float] = {}
@@ -221,6 +230,7 @@ class RunRecord:
             "masked": dict(self._masked),
             "timing_s": self._times(),
             "mismatch": {"ratio_max": self._ratio_max},
+            "isolation": self._isolation,
             "score": {agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()},
             **self._costs(len(self.closed)),
         }

@@ -87,6 +87,8 @@ def test_summary_and_metrics_have_what_was_promised(base):
     assert set(summary["timing_s"]) >= {"rollout", "coach", "update", "weight_sync"}
     assert summary["mismatch"]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert set(summary["score"]) == set(AGENTS)
+    tiers = {result["tier"] for line in transcript_lines(folder) for result in line["tool_results"]}
+    assert tiers == {summary["isolation"]["python"]} != {""}
     wanted = {
         *("pg_loss", "grad_norm", "pg_clipfrac", "ppo_kl", "kl", "entropy", "lr", "response_length"),
         *("truncation_rate", "missing_verdict_rate", "advantage_std"),
