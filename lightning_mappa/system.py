@@ -65,6 +65,11 @@ class Environment:
     coach: Coach
     tools: Mapping[str, Tool]
 
+    @property
+    def isolation(self) -> dict[str, str]:
+        """The tier that each tool's programs run under, for tools that run programs."""
+        return {name: tier for name, tool in self.tools.items() if (tier := getattr(tool, "tier", None)) is not None}
+
     def close(self) -> None:
         """Ends the threads and connections of tools and coach."""
         for part in (*self.tools.values(), self.coach):
