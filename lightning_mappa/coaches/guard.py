@@ -39,6 +39,7 @@ class BudgetGuard:
 
     A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same
     content may be asked more than once (a second sample, an unusable reply): the n-th time gets the n-th reply.
+    After a kill only the calls that were in flight are paid again; the caps do not know of their first time.
 
     Args:
         model: as the provider asks for it.
