@@ -86,6 +86,17 @@ def test_the_observation_says_what_was_printed_or_what_went_wrong():
     assert observation([fine, failed], template).count("\n") == 4
 
 
+def test_the_short_observation_keeps_the_end_of_an_error():
+    template = PromptTemplate(composed("mathchat", "short").prompts.observation, agent_id="executor", key="o")
+    failed = ToolResult(status=ToolStatus.NONZERO, stderr="x" * 500 + "NameError: y\n", reason="exit code 1")
+    shown = observation([failed], template)
+    assert "exit code 1" in shown
+    assert "NameError: y" in shown
+    assert len(shown) < 300
+    assert "12" in observation([ToolResult(status=ToolStatus.OK, stdout="12\n")], template)
+    assert "nothing" in observation([ToolResult(status=ToolStatus.OK)], template)
+
+
 @pytest.mark.parametrize("agent_id", [*READS, "single"])
 def test_the_brief_prompts_are_one_line(agent_id):
     source = composed("mathchat", "brief").prompts[agent_id].user
