@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from lightning_mappa.build import build
-from lightning_mappa.coaches.base import Coach
+from lightning_mappa.coaches.base import Coach, with_parts
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models.load import (
     add_adapter,
@@ -72,7 +72,7 @@ class Environment:
 
     def close(self) -> None:
         """Ends the threads and connections of tools and coach."""
-        for part in (*self.tools.values(), self.coach):
+        for part in (*self.tools.values(), *with_parts(self.coach)):
             close = getattr(part, "close", None)
             if close is not None:
                 close()
@@ -104,9 +104,10 @@ def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
     Raises `ConfigError` for bad data, where a tool has no isolation to run in, and where the coach has no key.
     """
     coach: Coach = build(cfg.coach, "coach")
-    check_coach = getattr(coach, "check", None)
-    if scored and check_coach is not None:
-        asyncio.run(check_coach())
+    for part in with_parts(coach) if scored else ():
+        check_coach = getattr(part, "check", None)
+        if check_coach is not None:
+            asyncio.run(check_coach())
     tools: dict[str, Tool] = {name: build(node, f"tools.{name}") for name, node in cfg.tools.items()}
     for tool in tools.values():
         check = getattr(tool, "check", None)

@@ -161,12 +161,12 @@ class Verdict:
     """What the coach says of one action: a score, or missing with a reason. Never an invented number."""
 
     score: float | None
-    """0…10 after caps; None when missing."""
+    """0…10 after caps and corrections; None when missing."""
     reason: str
     """One line: why this score, or why there is none."""
     coach: str
     raw_score: float | None = None
-    """Before caps; None when equal to `score` or missing."""
+    """Before caps and corrections; None when equal to `score` or missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +27,26 @@ class Coach(Protocol):
 
 
 @runtime_checkable
+class MadeOfCoaches(Protocol):
+    """A coach that asks others. What the functions below do to a coach they do to its parts as well."""
+
+    parts: tuple[Coach, ...]
+    """A coach may be in it more than once: it is then asked as often."""
+
+
+def parts_of(coach: object) -> tuple[Coach, ...]:
+    """The distinct coaches that `coach` asks itself, in their order."""
+    return tuple({id(part): part for part in coach.parts}.values()) if isinstance(coach, MadeOfCoaches) else ()
+
+
+def with_parts(coach: object) -> Iterator[object]:
+    """The coach, its parts, and theirs."""
+    yield coach
+    for part in parts_of(coach):
+        yield from with_parts(part)
+
+
+@runtime_checkable
 class StatefulCoach(Coach, Protocol):
     """A coach whose verdicts depend on earlier ones: a checkpoint holds what it remembers."""
 
@@ -36,13 +58,34 @@ class StatefulCoach(Coach, Protocol):
 
 
 def coach_state(coach: Coach) -> Mapping[str, Any]:
-    """What a checkpoint keeps of the coach; nothing of one that remembers nothing."""
-    return coach.state_dict() if isinstance(coach, StatefulCoach) else {}
+    """What a checkpoint keeps of the coach and its parts; nothing of one that remembers nothing."""
+    own = coach.state_dict() if isinstance(coach, StatefulCoach) else {}
+    parts = [coach_state(part) for part in parts_of(coach)]
+    return {"own": own, "parts": parts} if parts else own
 
 
 def load_coach_state(coach: Coach, state: Mapping[str, Any]) -> None:
+    parts = parts_of(coach)
     if isinstance(coach, StatefulCoach):
-        coach.load_state_dict(state)
+        coach.load_state_dict(state["own"] if parts else state)
+    if parts:
+        for part, kept in zip(parts, state["parts"], strict=True):
+            load_coach_state(part, kept)
+
+
+@runtime_checkable
+class LearnsFromBatches(Protocol):
+    """A coach that takes in its verdicts when all of a batch are there, so that their order is of no matter."""
+
+    def end_of_batch(self) -> None:
+        """Called after the last verdict of a batch and before the state is saved."""
+        ...
+
+
+def end_batch(coach: Coach) -> None:
+    for part in with_parts(coach):
+        if isinstance(part, LearnsFromBatches):
+            part.end_of_batch()
 
 
 @runtime_checkable
@@ -59,19 +102,52 @@ class KeepsAccounts(Protocol):
 
 
 def bind_accounts(part: object, folder: Path) -> None:
+    """Of several parts each has a folder of its own in `folder`."""
     if isinstance(part, KeepsAccounts):
         part.bind(folder)
+    inner = parts_of(part)
+    for number, coach in enumerate(inner):
+        bind_accounts(coach, folder if len(inner) == 1 else folder / f"coach_{number}")
 
 
 def accounts(part: object) -> Mapping[str, Any]:
-    """Nothing of a coach that costs nothing."""
-    return part.summary() if isinstance(part, KeepsAccounts) else {}
+    """Nothing of a coach that costs nothing; of several parts their figures, and the sums of calls and dollars."""
+    own = part.summary() if isinstance(part, KeepsAccounts) else {}
+    inner = [figures for coach in parts_of(part) if (figures := accounts(coach))]
+    if len(inner) < 2:
+        return {**own, **(inner[0] if inner else {})}
+    costs = [figures.get("usd") for figures in inner]
+    sums = {
+        "calls": sum(figures.get("calls", 0) for figures in inner),
+        "usd": None if None in costs else sum(cost for cost in costs if cost is not None),
+    }
+    return {**own, **sums, "coaches": inner}
 
 
 def needs_outcome(coach: Coach) -> bool:
     """Whether `score` waits for the end of the episode.
 
     A coach with `needs_outcome = False` is given, as soon as an action and its tools are done, an episode that ends
-    with this action: without answer, outcome and status. Its verdicts then cost no time at the end.
+    with this action: without answer, outcome and status. Its verdicts then cost no time at the end. One made of
+    others needs what any of them needs, unless it says so itself.
     """
-    return bool(getattr(coach, "needs_outcome", True))
+    parts = parts_of(coach)
+    return bool(getattr(coach, "needs_outcome", any(map(needs_outcome, parts)) if parts else True))
+
+
+async def verdicts_of(asked: Sequence[Coroutine[Any, Any, Verdict]]) -> list[Verdict]:
+    """Awaits them side by side, in their order; when one raises, the others are cancelled."""
+    tasks = [asyncio.create_task(verdict) for verdict in asked]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def rescored(verdict: Verdict, score: float, reason: str) -> Verdict:
+    """The verdict with another score; `raw_score` stays that of the coach which gave it first."""
+    raw = verdict.score if verdict.raw_score is None else verdict.raw_score
+    return replace(verdict, score=score, reason=reason, raw_score=None if raw == score else raw)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.coaches.base import Coach, coach_state, load_coach_state, needs_outcome
+from lightning_mappa.coaches.base import Coach, coach_state, end_batch, load_coach_state, needs_outcome
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.tasks.base import TaskSource
@@ -125,6 +125,8 @@ class RolloutCoordinator:
             await self._play_window(plan, jobs[first : first + self._window], scoring)
         rollout_s = time.monotonic() - start
         episodes = tuple(await asyncio.gather(*scoring))
+        if plan.scored:
+            end_batch(self._coach)
         self._refuse_total_failure(plan, episodes)
         return Rollout(episodes=episodes, rollout_s=rollout_s, coach_s=time.monotonic() - start - rollout_s)
 
