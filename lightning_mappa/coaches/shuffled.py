@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, coach_state, load_coach_state
+from lightning_mappa.coaches.base import Coach
 from lightning_mappa.types import Episode, Verdict
 
 
@@ -23,14 +22,16 @@ class ShuffledCoach:
     """
 
     name = "shuffled"
+    needs_outcome = True
+    """Early verdicts would come, and be drawn from, in an order that depends on timing."""
 
     def __init__(self, coach: Coach, seed: int = 0, memory: int = 256) -> None:
-        self._coach = coach
+        self.parts = (coach,)
         self._random = random.Random(seed)
         self._scores: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=memory))
 
     async def score(self, episode: Episode, index: int) -> Verdict:
-        verdict = await self._coach.score(episode, index)
+        verdict = await self.parts[0].score(episode, index)
         if verdict.score is None:
             return verdict
         scores = self._scores[episode.actions[index].agent_id]
@@ -42,15 +43,9 @@ class ShuffledCoach:
             raw_score=verdict.score,
         )
 
-    def bind(self, folder: Path) -> None:
-        bind_accounts(self._coach, folder)
-
-    def summary(self) -> Mapping[str, Any]:
-        return accounts(self._coach)
-
     def state_dict(self) -> dict[str, Any]:
         scores = {agent_id: list(remembered) for agent_id, remembered in self._scores.items()}
-        return {"random": self._random.getstate(), "scores": scores, "coach": coach_state(self._coach)}
+        return {"random": self._random.getstate(), "scores": scores}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         version, internal, gauss = state["random"]  # JSON has made lists of the tuples
@@ -58,4 +53,3 @@ class ShuffledCoach:
         self._scores.clear()
         for agent_id, remembered in state["scores"].items():
             self._scores[agent_id].extend(remembered)
-        load_coach_state(self._coach, state["coach"])

@@ -125,7 +125,8 @@ def test_raw_score_is_of_the_raw_scores():
     assert (got.score, got.raw_score) == (5, 7)
 
 
-def test_samples_of_one_model_are_calls_of_their_own_and_paid_once(_warm_sdks, tmp_path):
+@pytest.mark.usefixtures("_warm_sdks")
+def test_samples_of_one_model_are_calls_of_their_own_and_paid_once(tmp_path):
     scores = [3, 9, 6]
     with FakeMessagesAPI(lambda call: message(verdict(call, scores[call.number]))) as api:
 

@@ -224,3 +224,23 @@ def test_task_order_is_a_function_of_seed_and_step_and_covers_every_pass():
         assert sorted(flat[start : start + 4]) == ["t0", "t1", "t2", "t3"]
     others = [step_tasks(TASKS, seed=seed, step=0, batch_size=4) for seed in range(8)]
     assert len({tuple(task.id for task in batch) for batch in others}) > 1
+
+
+@pytest.mark.parametrize(("scored", "ended_at"), [(True, [12]), (False, [])])
+def test_a_batch_ends_once_when_all_its_verdicts_are_there(scored, ended_at):
+    class Counting(ScriptedCoach):
+        def __init__(self):
+            super().__init__(lambda episode, index: 5.0)
+            self.scored, self.ended_at = 0, []
+
+        async def score(self, episode, index):
+            await asyncio.sleep(0.001)
+            self.scored += 1
+            return await super().score(episode, index)
+
+        def end_of_batch(self):
+            self.ended_at.append(self.scored)
+
+    coach = Counting()
+    asyncio.run(make(coach=coach).collect(plan(n_samples=3, scored=scored)))
+    assert coach.ended_at == ended_at

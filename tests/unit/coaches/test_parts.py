@@ -1,0 +1,118 @@
+"""What is done to a coach made of others is done to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lightning_mappa.coaches.base import (
+    accounts,
+    bind_accounts,
+    coach_state,
+    end_batch,
+    load_coach_state,
+    needs_outcome,
+    rescored,
+    with_parts,
+)
+from lightning_mappa.coaches.caps import CappedCoach
+from lightning_mappa.coaches.cascade import CascadeCoach
+from lightning_mappa.coaches.ensemble import EnsembleCoach
+from lightning_mappa.coaches.rules import RulesCoach
+from lightning_mappa.coaches.shuffled import ShuffledCoach
+from lightning_mappa.coaches.stateful import CalibratedCoach
+from lightning_mappa.system import Environment
+from lightning_mappa.types import Verdict
+from tests.unit.coaches.conftest import make_episode
+
+
+class Paid:
+    """Has all that a coach may have."""
+
+    name = "paid"
+
+    def __init__(self, usd=0.5, needs_outcome=True):
+        self.needs_outcome = needs_outcome
+        self.usd = usd
+        self.calls = self.batches = self.closed = 0
+        self.folder = None
+
+    async def score(self, episode, index):
+        self.calls += 1
+        return Verdict(score=5.0, reason="paid", coach=self.name)
+
+    def bind(self, folder):
+        self.folder = folder
+
+    def summary(self):
+        return {"calls": self.calls, "usd": self.usd, "failed": 1}
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+    def end_of_batch(self):
+        self.batches += 1
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.parametrize("around", [CappedCoach, CalibratedCoach, ShuffledCoach, lambda coach: EnsembleCoach([coach])])
+def test_around_one_coach(around, tmp_path):
+    paid = Paid()
+    coach = around(paid)
+    asyncio.run(coach.score(make_episode(), 0))
+    bind_accounts(coach, tmp_path)
+    assert paid.folder == tmp_path
+    assert dict(accounts(coach)) == {"calls": 1, "usd": 0.5, "failed": 1}
+    end_batch(coach)
+    assert paid.batches == 1
+    fresh = Paid()
+    load_coach_state(around(fresh), coach_state(coach))
+    assert fresh.calls == 1
+    Environment(workflow=None, source=None, coach=coach, tools={}).close()
+    assert paid.closed == 1
+
+
+def test_several_have_folders_of_their_own_and_sums(tmp_path):
+    first, second = Paid(0.25), Paid(0.5)
+    coach = CascadeCoach([RulesCoach(), CappedCoach(first), EnsembleCoach([second], samples=3)])
+    asyncio.run(coach.score(make_episode(), 0))
+    bind_accounts(coach, tmp_path)
+    assert (first.folder, second.folder) == (tmp_path / "coach_1", tmp_path / "coach_2")
+    figures = accounts(coach)
+    assert (figures["calls"], figures["usd"], len(figures["coaches"])) == (first.calls + second.calls, 0.75, 2)
+    assert accounts(EnsembleCoach([Paid(0.25), Paid(None)]))["usd"] is None
+    assert accounts(EnsembleCoach([RulesCoach()])) == {}
+
+
+def test_one_that_is_asked_three_times_is_one_coach():
+    paid = Paid()
+    coach = EnsembleCoach([paid], samples=3)
+    assert asyncio.run(coach.score(make_episode(), 0)).reason.startswith("mean of 3")
+    end_batch(coach)
+    assert (paid.calls, paid.batches) == (3, 1)
+    assert list(with_parts(coach)) == [coach, paid]
+    assert accounts(coach)["calls"] == 3
+
+
+def test_the_outcome_is_awaited_where_a_part_needs_it():
+    early, late = Paid(needs_outcome=False), Paid()
+    assert not needs_outcome(EnsembleCoach([early, early]))
+    assert not needs_outcome(CalibratedCoach(early))
+    assert needs_outcome(EnsembleCoach([early, late]))
+    assert needs_outcome(CascadeCoach([early, RulesCoach()]))
+    assert needs_outcome(CappedCoach(early))
+    assert needs_outcome(ShuffledCoach(early))
+
+
+def test_rescored_keeps_the_first_score():
+    given = Verdict(score=8.0, reason="r", coach="c")
+    once = rescored(given, 6.0, "down")
+    assert once == Verdict(score=6.0, reason="down", coach="c", raw_score=8.0)
+    assert rescored(once, 5.0, "down").raw_score == 8.0
+    assert rescored(once, 8.0, "back").raw_score is None
