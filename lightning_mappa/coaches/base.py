@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from lightning_mappa.algorithm.rewards import SCORE_RANGE
 from lightning_mappa.types import Episode, Verdict
 
 
@@ -133,6 +134,15 @@ def needs_outcome(coach: Coach) -> bool:
     """
     parts = parts_of(coach)
     return bool(getattr(coach, "needs_outcome", any(map(needs_outcome, parts)) if parts else True))
+
+
+async def ask(coach: Coach, episode: Episode, index: int) -> Verdict:
+    """The coach's verdict; missing where its score is off the scale."""
+    verdict = await coach.score(episode, index)
+    if verdict.score is not None and not 0 <= verdict.score <= SCORE_RANGE:
+        reason = f"the coach gave {verdict.score:g}, which is not in 0 … {SCORE_RANGE:g}"
+        return Verdict(score=None, reason=reason, coach=coach.name)
+    return verdict
 
 
 async def verdicts_of(asked: Sequence[Coroutine[Any, Any, Verdict]]) -> list[Verdict]:

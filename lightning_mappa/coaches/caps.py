@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.coaches.base import Coach, rescored
+from lightning_mappa.coaches.base import Coach, ask, rescored
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -116,7 +116,7 @@ class CappedCoach:
         self._metrics = TaskMetrics() if metrics is None else metrics
 
     async def score(self, episode: Episode, index: int) -> Verdict:
-        verdict = await self.parts[0].score(episode, index)
+        verdict = await ask(self.parts[0], episode, index)
         if verdict.score is None:
             return verdict
         measured = self._metrics(episode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_mappa.coaches.base import Coach
+from lightning_mappa.coaches.base import Coach, ask
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -37,7 +37,7 @@ class CascadeCoach:
         """`Verdict.coach` is the coach that decided; the reason shows what those before it gave."""
         before: list[Verdict] = []
         for number, coach in enumerate(self.parts):
-            verdict = await coach.score(episode, index)
+            verdict = await ask(coach, episode, index)
             if number == len(self.parts) - 1 or self._stands(verdict, before):
                 return _after(before, verdict)
             before.append(verdict)

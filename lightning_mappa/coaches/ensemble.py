@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Literal, get_args
 
-from lightning_mappa.coaches.base import Coach, verdicts_of
+from lightning_mappa.coaches.base import Coach, ask, verdicts_of
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -80,7 +80,7 @@ class EnsembleCoach:
         )
 
     async def _ask(self, episode: Episode, index: int) -> list[Verdict]:
-        return await verdicts_of([coach.score(episode, index) for coach in self.parts])
+        return await verdicts_of([ask(coach, episode, index) for coach in self.parts])
 
     def _disagree(self, verdicts: Sequence[Verdict]) -> bool:
         scores = [verdict.score for verdict in verdicts if verdict.score is not None]

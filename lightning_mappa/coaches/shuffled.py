@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_mappa.coaches.base import Coach
+from lightning_mappa.coaches.base import Coach, ask
 from lightning_mappa.types import Episode, Verdict
 
 
@@ -31,7 +31,7 @@ class ShuffledCoach:
         self._scores: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=memory))
 
     async def score(self, episode: Episode, index: int) -> Verdict:
-        verdict = await self.parts[0].score(episode, index)
+        verdict = await ask(self.parts[0], episode, index)
         if verdict.score is None:
             return verdict
         scores = self._scores[episode.actions[index].agent_id]

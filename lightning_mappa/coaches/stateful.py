@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.coaches.base import Coach, rescored
+from lightning_mappa.coaches.base import Coach, ask, rescored
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -96,7 +96,7 @@ class CalibratedCoach:
         self._batch: list[tuple[Group, float]] = []
 
     async def score(self, episode: Episode, index: int) -> Verdict:
-        verdict = await self.parts[0].score(episode, index)
+        verdict = await ask(self.parts[0], episode, index)
         if verdict.score is None:
             return verdict
         group = self._group(episode, index)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.coaches.base import Coach, coach_state, end_batch, load_coach_state, needs_outcome
+from lightning_mappa.coaches.base import Coach, ask, coach_state, end_batch, load_coach_state, needs_outcome
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.tasks.base import TaskSource
@@ -231,7 +230,7 @@ class RolloutCoordinator:
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
         try:
             async with asyncio.timeout(self._deadline_s):
-                verdict = await self._coach.score(episode, index)
+                return await ask(self._coach, episode, index)
         except MappaError:
             raise
         except asyncio.CancelledError:
@@ -240,9 +239,6 @@ class RolloutCoordinator:
             return self._missing("the coach cancelled itself")
         except Exception as error:
             return self._missing(f"the coach raised {type(error).__name__}: {error}")
-        if verdict.score is not None and not 0 <= verdict.score <= SCORE_RANGE:
-            return self._missing(f"the coach gave {verdict.score:g}, which is not in 0 … {SCORE_RANGE:g}")
-        return verdict
 
     def _missing(self, reason: str) -> Verdict:
         return Verdict(score=None, reason=reason, coach=self._coach.name)

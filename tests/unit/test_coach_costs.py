@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from lightning_mappa.coaches.base import accounts, bind_accounts
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.progress import RunProgress, step_text
@@ -62,9 +63,9 @@ def test_a_coach_that_costs_nothing_is_not_mentioned(tmp_path, coach):
 def test_a_coach_around_another_hands_its_accounts_on(tmp_path):
     inner = PaidCoach(calls=1)
     outer = ShuffledCoach(inner)
-    outer.bind(tmp_path)
+    bind_accounts(outer, tmp_path)
     assert inner.folder == tmp_path
-    assert outer.summary() == {"calls": 1}
+    assert accounts(outer) == {"calls": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -23,6 +24,7 @@ from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.coaches.stateful import CalibratedCoach
 from lightning_mappa.system import Environment
+from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import Verdict
 from tests.unit.coaches.conftest import make_episode
 
@@ -108,6 +110,17 @@ def test_the_outcome_is_awaited_where_a_part_needs_it():
     assert needs_outcome(CascadeCoach([early, RulesCoach()]))
     assert needs_outcome(CappedCoach(early))
     assert needs_outcome(ShuffledCoach(early))
+
+
+@pytest.mark.parametrize("off", [12.0, -1.0, math.nan])
+def test_a_part_that_is_off_the_scale_gives_nothing(off):
+    wild, seven = ScriptedCoach(lambda e, i: off, name="wild"), ScriptedCoach(lambda e, i: 7.0)
+    coaches = [EnsembleCoach([wild, seven]), CascadeCoach([wild, seven], accept=[[0, 10]])]
+    for coach in coaches:
+        assert asyncio.run(coach.score(make_episode(), 0)).score == 7
+    for around in (CappedCoach, CalibratedCoach, ShuffledCoach):
+        verdict = asyncio.run(around(wild).score(make_episode(), 0))
+        assert verdict == Verdict(score=None, reason=f"the coach gave {off:g}, which is not in 0 … 10", coach="wild")
 
 
 def test_rescored_keeps_the_first_score():
