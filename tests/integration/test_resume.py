@@ -19,7 +19,14 @@ STEPS = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.checkpo
 VARIANTS = {
     "full": (),
     "frozen_agent": ("agents.executor.trained=false", "callbacks=[default,early_stopping,lr_monitor]"),
-    "coach_with_a_memory": ("coach=shuffled", "~callbacks.checkpoint_selection", "trainer.val_check_interval=3"),
+    "coaches_with_memories": (
+        "coach=shuffled",
+        "coach.coach._target_=lightning_mappa.coaches.stateful.CalibratedCoach",
+        "+coach.coach.coach._target_=lightning_mappa.coaches.rules.RulesCoach",
+        "+coach.coach.min_count=2",
+        "~callbacks.checkpoint_selection",
+        "trainer.val_check_interval=3",
+    ),
     "lora_adaptive_kl": (
         "model=tiny_lora",
         "model.lora.dropout=0.1",
