@@ -10,6 +10,8 @@ from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, 
 
 _NUMBER = re.compile(r"(?:(?<![\d).])-)?\d{1,3}(?:,\d{3})+(?!\d)|(?:(?<![\d).])-)?\d+(?:\.\d+)?")
 _PROSE = re.compile(r"[A-Za-z]{2,}|=")
+_FORMULA = re.compile(r"(?=.*[\d)]\s*[-+*/])[-+*/() \d]+")
+"""Numbers with an operator after one of them; it need not be well formed."""
 
 _NO_REFERENCE = "the task has no reference in integers to check against"
 
@@ -27,14 +29,14 @@ value it was handed; 1 boxes anything else; 0 boxes nothing |
     | has a tool, wrote no code | 0 |
     | **codes**: ran code | 10 prints the reference; 8 prints the wrong value it was handed; 7 could not do \
 better, what it was handed has no value; 2 prints another number; 1 prints none, or fails |
-    | **reports**: follows its own code | 10 states the output; 9 states the reference instead; 8 states no \
-number where there was none; 1 otherwise |
+    | **reports**: follows its own code | 10 states the output, be it beside a value it was handed; 9 states the \
+reference instead; 8 states no number where there was none; 1 otherwise |
     | **solves**: any other; hands on an expression, or prose whose last number is its result | 10 the reference; \
 8 the wrong value it was handed; 2 another value; 1 no value, so that saying nothing never beats trying |
 
-    Prose that was cut at the token limit has no value but what it has boxed. An action is handed the last text
-    of the agent before it, and that agent's last tool output. Where the task has no reference, every line that
-    needs it is a missing verdict.
+    Prose whose last line is an expression comes to its value. Prose that was cut at the token limit has no value
+    but what it has boxed. An action is handed the last text of the agent before it, and that agent's last tool
+    output. Where the task has no reference, every line that needs it is a missing verdict.
     """
 
     name = "rules"
@@ -66,19 +68,25 @@ def judge(episode: Episode, index: int) -> Judgement:
     if action.status is ActionStatus.NO_CODE:
         return 0.0, "wrote no code to run"
     if before is not None and before.agent_id == action.agent_id and before.tool_results:
-        return _judge_report(action, gold, output_value(before))
+        return _judge_report(action, gold, given, output_value(before))
     return _judge_solution(action, gold, given)
 
 
 def text_value(text: str) -> int | None:
-    """The integer that a text comes to: its last box, its value as an expression, or its last number."""
+    """The integer that a text comes to: its last box, its value as an expression, or in prose its last number.
+
+    An expression that stands alone on the last line of prose counts as a whole.
+    """
     boxed = boxed_answer(text)
     if boxed is not None:
         return parse_integer(boxed)
+    last_line = text.strip().rpartition("\n")[2].strip(" .$")
+    if _is_prose(text) and not _FORMULA.fullmatch(last_line):
+        return _last_integer(text)
     try:
-        return evaluate(text.strip(" .$\n"))
+        return evaluate(last_line if _is_prose(text) else text.strip(" .$\n"))
     except ValueError:
-        return _last_integer(text) if _is_prose(text) else None
+        return None
 
 
 def stated_value(action: Action) -> int | None:
@@ -138,12 +146,14 @@ def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | No
     return 2.0, f"the code printed {value}, neither the reference nor what it was handed"
 
 
-def _judge_report(action: Action, gold: frozenset[int] | None, output: int | None) -> Judgement:
+def _judge_report(action: Action, gold: frozenset[int] | None, given: _Handed | None, output: int | None) -> Judgement:
     value = stated_value(action)
     if value is None and output is None:
         return 8.0, "the code gave no number, and none is stated"
     if value == output:
         return 10.0, f"states {value}, the output of its code"
+    if output is not None and given is not None and value in given.values and output in _integers(action.text):
+        return 10.0, f"states {output}, the output of its code, beside {value}, which it was handed"
     if gold is not None and value in gold:
         return 9.0, f"states {value}, the reference, against its output {output}"
     return 1.0, f"states {_shown(value)} where its code gave {_shown(output)}"
@@ -194,11 +204,14 @@ def _is_prose(text: str) -> bool:
 
 
 def _last_integer(text: str) -> int | None:
-    numbers = _NUMBER.findall(text)
-    if not numbers:
-        return None
-    whole, _, decimals = numbers[-1].replace(",", "").partition(".")
-    return parse_integer(whole) if not decimals.strip("0") else None
+    integers = _integers(text)
+    return integers[-1] if integers else None
+
+
+def _integers(text: str) -> list[int | None]:
+    """The numbers in a text, in order; None for one that is not whole."""
+    split = (number.replace(",", "").partition(".") for number in _NUMBER.findall(text))
+    return [None if decimals.strip("0") else parse_integer(whole) for whole, _, decimals in split]
 
 
 def _shown(value: int | None) -> str:

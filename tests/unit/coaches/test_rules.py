@@ -103,6 +103,13 @@ def test_two_faults_blame_two_actions():
     assert scores(mathchat("12+7+3", "22\n", "23", r"\boxed{23}")) == [2, 8, 1, 8]
 
 
+def test_a_report_may_name_what_it_disagrees_with():
+    repaired = mathchat("12+7+3", "57\n", "It printed 57, not the proposed 22.")
+    assert scores(repaired) == [2, 10, 10, 10]
+    assert scores(mathchat("12+7+3", "57\n", "It printed 58, not the proposed 22."))[REPORT] == 1
+    assert scores(mathchat("12+7+3", "57\n", "It printed 57, or so: 58."))[REPORT] == 1
+
+
 def test_executor_without_code():
     episode = [
         action("solver", "(12+7)*3"),
@@ -195,6 +202,12 @@ def test_last_action_of_a_failed_episode_is_not_taken_for_the_answer():
         ("x = -5", -5),
         ("12-7", 5),
         ("it is 12-7", 7),
+        ("First this, then that:\n(12+7)*3", 57),
+        ("First this, then that:\n(12+7)*3.\n", 57),
+        ("First this, then that:\n(12+*3", None),
+        ("What is left:\n- 57", 57),
+        ("What is left:\n57", 57),
+        ("12+7\nis the total of 19", 19),
         ("the total is 1,234,567", 1234567),
         ("they get 57.0", 57),
         ("they get 57.5", None),
