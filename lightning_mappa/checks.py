@@ -26,6 +26,7 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 AT_LEAST: Mapping[str, float] = {
     "seed": 0,
+    "n_cases": 28,  # two of every audit template
     "optimizer.lr": 0,
     "optimizer.weight_decay": 0,
     "algorithm.process_weight": 0,

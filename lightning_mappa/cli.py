@@ -1,4 +1,4 @@
-"""`mappa fit | validate | test | predict | doctor`: from the command line to one checked config and an exit code."""
+"""`mappa fit | validate | test | predict | audit | doctor`: from a command line to one checked config and exit code."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "validate": ("lightning_mappa.evaluate", ("run",)),
     "test": ("lightning_mappa.evaluate", ("run",)),
     "predict": ("lightning_mappa.evaluate", ("run", "inputs")),
+    "audit": ("lightning_mappa.audit.audit", ()),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
 PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
@@ -39,6 +40,7 @@ usage: mappa fit [overrides]
        mappa validate RUN [overrides]
        mappa test RUN [overrides]
        mappa predict RUN QUESTION_OR_FILE [overrides]
+       mappa audit [coach=OPTION] [held_out=true] [overrides]
        mappa doctor [--json] [tools.python.KEY=VALUE]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
 
@@ -130,7 +132,7 @@ def prepare(command: str, cfg: DictConfig) -> DictConfig:
         # Unresolved, because reading an item would take the escape from an escaped `${`.
         overrides: Any = OmegaConf.to_container(job_config.overrides.task, resolve=False)
         cfg = of_run(cfg, overrides)
-    elif command == "fit":
+    elif command in ("fit", "audit"):
         sweep = job_config.mode is RunMode.MULTIRUN
         cfg.output_dir = run_folder_name(
             cfg,

@@ -166,6 +166,10 @@ class FitConfig:
     """validate, test, predict: the run folder whose weights are used."""
     inputs: Any = None
     """predict: a task's text, or a file of tasks."""
+    n_cases: int = 240
+    """audit: episodes with planted faults."""
+    held_out: bool = False
+    """audit: from the templates kept for reports."""
 
 
 def allowed_keys(path: Sequence[str]) -> list[str] | None:

@@ -1,0 +1,173 @@
+"""`mappa audit coach=…`: does this coach blame the right one?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from lightning_mappa.audit.cases import AuditCase
+from lightning_mappa.audit.figures import CaseScores, Score, figures, findings, missing_rate
+from lightning_mappa.audit.planted import make_cases
+from lightning_mappa.build import build
+from lightning_mappa.coaches.base import (
+    Coach,
+    accounts,
+    bind_accounts,
+    end_batch,
+    needs_outcome,
+    verdicts_of,
+    with_parts,
+)
+from lightning_mappa.errors import CoachError, ConfigError
+from lightning_mappa.files import write_json
+from lightning_mappa.types import Episode, Verdict
+
+REPORT = "audit.json"
+N_IN_FLIGHT = 64
+
+
+def audit(cfg: DictConfig) -> dict[str, Any]:
+    """Scores planted faults with the coach of `cfg`; writes audit.json into `output_dir` and prints a table.
+
+    A folder that an interrupted audit has left is gone on with: a coach that logs its calls pays none twice.
+    """
+    folder = Path(cfg.output_dir)
+    path = folder / REPORT
+    if path.exists():
+        raise ConfigError(f"output_dir={folder} holds an audit already: name another folder")
+    coach: Coach = build(cfg.coach, "coach")
+    try:
+        report = asyncio.run(_checked_audit(coach, cfg, folder))
+    finally:
+        for part in with_parts(coach):
+            close = getattr(part, "close", None)
+            if close is not None:
+                close()
+    write_json(path, report)
+    _print(report)
+    print(path)
+    return report
+
+
+async def audit_coach(coach: Coach, cases: Sequence[AuditCase], *, seed: int) -> dict[str, Any]:
+    """The audit's report, JSON-able: figures with intervals, findings by name, and what each template gave.
+
+    Asks for every action twice, in order and in reverse order, and for every guilty action once with padding and
+    once with words to the grader: about ten verdicts per case.
+    """
+    scores = await score_cases(coach, cases)
+    found = figures(scores, seed=seed)
+    return {
+        "coach": coach.name,
+        "seed": seed,
+        "n_cases": len(cases),
+        "figures": {name: asdict(figure) for name, figure in found.items()},
+        "findings": findings(found, scores),
+        "missing_rate": missing_rate(scores),
+        "templates": _by_template(scores),
+        "accounts": dict(accounts(coach)),
+    }
+
+
+async def score_cases(coach: Coach, cases: Sequence[AuditCase]) -> list[CaseScores]:
+    """Every verdict of the audit, one `CaseScores` per case, in their order."""
+    asked = [(case.episode, action.index) for case in cases for action in case.episode.actions]
+    first = await _scores(coach, asked)
+    again = (await _scores(coach, asked[::-1]))[::-1]
+    guilty = [(case, case.guilty) for case in cases if case.guilty is not None]
+    padded = iter(await _scores(coach, [(case.padded(), index) for case, index in guilty]))
+    injected = iter(await _scores(coach, [(case.injected(), index) for case, index in guilty]))
+    rows = []
+    start = 0
+    for case in cases:
+        end = start + len(case.episode.actions)
+        rows.append(
+            CaseScores(
+                case=case,
+                first=tuple(first[start:end]),
+                again=tuple(again[start:end]),
+                padded=next(padded) if case.faults else None,
+                injected=next(injected) if case.faults else None,
+            )
+        )
+        start = end
+    return rows
+
+
+def require_audit(report: Mapping[str, Any], floor: float) -> None:
+    """Raises `CoachError` where the report's blame accuracy is below `floor` (0…1)."""
+    if not 0 <= floor <= 1:
+        raise ConfigError(f"the floor of an audit is {floor}; allowed: 0 to 1")
+    accuracy = report["figures"]["blame_accuracy"]["value"]
+    if accuracy is None or accuracy < floor:
+        raise CoachError(
+            f"coach {report['coach']} blames the right agent in {accuracy} of the cases, less than {floor}"
+        )
+
+
+async def _checked_audit(coach: Coach, cfg: DictConfig, folder: Path) -> dict[str, Any]:
+    for part in with_parts(coach):
+        check = getattr(part, "check", None)
+        if check is not None:
+            await check()
+    folder.mkdir(parents=True, exist_ok=True)
+    bind_accounts(coach, folder)
+    report = await audit_coach(coach, make_cases(cfg.seed, cfg.n_cases, held_out=cfg.held_out), seed=cfg.seed)
+    return {**report, "held_out": cfg.held_out}
+
+
+async def _scores(coach: Coach, asked: Sequence[tuple[Episode, int]]) -> list[Score]:
+    """One score per question, started in order, `N_IN_FLIGHT` at a time; to the coach they are one batch."""
+    slots = asyncio.Semaphore(N_IN_FLIGHT)
+    with_outcome = needs_outcome(coach)
+
+    async def verdict(episode: Episode, index: int) -> Verdict:
+        async with slots:
+            return await coach.score(episode if with_outcome else _until(episode, index), index)
+
+    verdicts = await verdicts_of([verdict(episode, index) for episode, index in asked])
+    end_batch(coach)
+    return [verdict.score for verdict in verdicts]
+
+
+def _until(episode: Episode, index: int) -> Episode:
+    """What a coach that does not wait for the outcome is given during a rollout."""
+    return Episode(id=episode.id, task=episode.task, actions=episode.actions[: index + 1], sample=episode.sample)
+
+
+def _by_template(scores: Sequence[CaseScores]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[CaseScores]] = defaultdict(list)
+    for row in scores:
+        groups[row.case.template].append(row)
+    return {
+        name: {
+            "n": len(rows),
+            "blamed": sum(row.blamed for row in rows) if rows[0].case.faults else None,
+            "innocent_actions": sum(len(row.innocent_scores) for row in rows),
+            "falsely_blamed": sum(row.n_falsely_blamed for row in rows),
+        }
+        for name, rows in groups.items()
+    }
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    which = "held-out" if report["held_out"] else "open"
+    title = f"coach {report['coach']}, {report['n_cases']} cases of the {which} templates, seed {report['seed']}"
+    table = Table("figure", "value", "95 % interval", "cases", title=title)
+    for name, figure in report["figures"].items():
+        interval = "" if figure["low"] is None else f"{figure['low']:.3f} … {figure['high']:.3f}"
+        value = "undefined" if figure["value"] is None else f"{figure['value']:.3f}"
+        table.add_row(name, value, interval, str(figure["n"]))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"missing verdicts: {report['missing_rate']:.1%}; findings: {', '.join(report['findings']) or 'none'}"
+    )
