@@ -20,6 +20,7 @@ from lightning_mappa.build import build
 from lightning_mappa.coaches.base import (
     Coach,
     accounts,
+    ask,
     bind_accounts,
     end_batch,
     needs_outcome,
@@ -131,7 +132,7 @@ async def _scores(coach: Coach, asked: Sequence[tuple[Episode, int]]) -> list[Sc
 
     async def verdict(episode: Episode, index: int) -> Verdict:
         async with slots:
-            return await coach.score(episode if with_outcome else _until(episode, index), index)
+            return await ask(coach, episode if with_outcome else _until(episode, index), index)
 
     verdicts = await verdicts_of([verdict(episode, index) for episode, index in asked])
     end_batch(coach)

@@ -108,7 +108,7 @@ def test_a_coach_that_grows_milder_has_an_order_bias():
     def milder(episode: Episode, index: int) -> float:
         nonlocal asked
         asked += 1
-        return rules(episode, index) + (asked % n_actions) * 4 / n_actions
+        return 0.6 * rules(episode, index) + (asked % n_actions) * 4 / n_actions
 
     n_actions = sum(len(case.episode.actions) for case in make_cases(0, 280, held_out=True))
     report = report_of(milder)
@@ -139,6 +139,10 @@ def test_missing_verdicts_are_missing_and_never_a_score():
     assert "constant" not in report["findings"]
     assert report["figures"]["retest_spread"] == {"value": None, "low": None, "high": None, "n": 0}
     assert value(report, "blame_accuracy") == 0
+
+
+def test_a_score_off_the_scale_is_a_missing_verdict():
+    assert report_of(lambda episode, index: 11.0)["missing_rate"] == 1
 
 
 def test_a_coach_that_needs_no_outcome_is_shown_none():
