@@ -112,7 +112,8 @@ def test_one_budget_serves_one_event_loop_after_the_other():
         asyncio.run(
             hammer(budget, jobs=4, in_flight=4, chance=random.Random(0), cost=lambda c: Decimal(0), bound=Decimal(0))
         )
-    with pytest.raises(CoachError, match=r"the 8 calls of budget_calls; go on with a larger one: .*budget_calls=") as refusal:
+    spent = r"the 8 calls of budget_calls; go on with a larger one: .*budget_calls="
+    with pytest.raises(CoachError, match=spent) as refusal:
         asyncio.run(budget.reserve(Decimal(0)))
     assert refusal.value.exit_code is ExitCode.COACH
 
