@@ -153,7 +153,7 @@ def test_a_coach_that_needs_no_outcome_is_shown_none():
         return 5.0
 
     coach = RuleCoach(look)
-    coach.needs_outcome = False  # type: ignore[attr-defined]
+    coach.needs_outcome = False
     asyncio.run(score_cases(coach, make_cases(0, 28)))
     assert all(length == index + 1 and outcome is None for length, index, outcome in shown)
 

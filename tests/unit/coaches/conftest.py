@@ -16,7 +16,7 @@ from lightning_mappa.types import Episode, Task, Verdict
 from tests.fake_messages_api import KEY, MODEL, Answer, Call, FakeMessagesAPI, completion, message
 from tests.unit.factories import make_action
 
-QUICK = {"deadline_s": 5.0, "timeout_s": 2.0, "max_wait_s": 0.05, "max_missing_rate": 1.0}
+QUICK: dict[str, Any] = {"deadline_s": 5.0, "timeout_s": 2.0, "max_wait_s": 0.05, "max_missing_rate": 1.0}
 
 
 def make_episode(actions: int = 1, episode_id: str = "e", **fields: Any) -> Episode:
