@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from lightning_mappa.types import ActionKey, Experience, ScoredEpisode
 DRIVER = "the driver"
 """With a space: an agent may well be called `driver`."""
 JOIN_S = 60.0
+M_ARENA_MAX = -8
+"""As malloc.h of glibc names it."""
 JobKind = Literal["evaluate", "boundary", "rollout", "publish"]
 
 
@@ -78,6 +81,7 @@ class LocalRuntime:
 
         Raises the first error of the driver or of a Trainer.
         """
+        share_one_heap()
         threads = [
             threading.Thread(target=self._live, args=(agent, body), name=f"trainer-{agent}", daemon=True)
             for agent, body in trainers.items()
@@ -195,6 +199,17 @@ class LocalRuntime:
     def fail(self, name: str, error: BaseException) -> None:
         """Breaks the run off: every wait ends, and `run` raises the first error."""
         self._errors.setdefault(name, error)
+
+
+def share_one_heap() -> None:
+    """Lets the Trainer threads allocate from one heap, where the C library is one that can.
+
+    glibc gives every thread a heap of its own and keeps there what the thread has freed. The Trainers never run
+    at the same time, so each would hold on to the activations of its last update while another one works.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
 
 
 class LocalLink:
