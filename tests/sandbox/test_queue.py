@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import pytest
 
 from lightning_mappa.types import ToolStatus
-from tests.sandbox.conftest import SEATS
 
 TRAFFIC = [
     ("print(1)", ToolStatus.OK),
@@ -22,7 +20,6 @@ TRAFFIC = [
 ]
 
 
-@pytest.mark.parametrize("harness", SEATS[:1] if os.geteuid() == 0 else SEATS[1:2], ids=str, indirect=True)
 def test_47_the_clock_starts_with_the_program_and_the_queue_is_fair(harness):
     """Fifty programs on two slots wait longer than each may run; they start in the order in which they came."""
     with harness.workspace() as workspace:

@@ -50,7 +50,7 @@ def test_no_more_than_the_limit_and_first_come_first_served():
 
 @pytest.mark.parametrize("cancelled", [0, 1, 2, 3])
 def test_cancelled_waiters_leave_no_slot_behind(cancelled):
-    async def main() -> None:
+    async def main() -> bool:
         pace, gate = Pace(1), asyncio.Event()
 
         async def work(wait: bool) -> None:
@@ -65,9 +65,9 @@ def test_cancelled_waiters_leave_no_slot_behind(cancelled):
         tasks[cancelled].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with asyncio.timeout(1), pace.slot():
-            pass
+            return True
 
-    asyncio.run(main())
+    assert asyncio.run(main())
 
 
 def test_rates_hold():
