@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan, SeatContext
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, SamplingParams, Session
+from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.rollout.wave import WaveScheduler
 from lightning_mappa.tasks.base import Split
 from lightning_mappa.types import Action, ActionStatus, Episode, StopReason, Task, Verdict
@@ -94,6 +95,11 @@ class StreamingEngine:
         return _GENERATION
 
     def update_weights(self, agent_id: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        raise NotImplementedError("nothing is trained here")
+
+    def fingerprints(
+        self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> list[ServedFingerprint]:
         raise NotImplementedError("nothing is trained here")
 
     def policy_version(self, agent_id: str) -> int:

@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from lightning_mappa.datamodules.rollout import rollout_data
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.models.load import trained_tensors
 from lightning_mappa.module import AgentModule
 from lightning_mappa.types import ExperienceBatch
 
@@ -17,8 +16,9 @@ from lightning_mappa.types import ExperienceBatch
 class WeightSync(Callback):
     """After every rollout step, pushes the agent's trained tensors to the run as the next policy version.
 
-    Also after a step that changed nothing: the version still goes up, and the run waits for it. A resumed run
-    also pushes what was restored, before its first step: the engine starts with the weights of version 0.
+    Also after a step that changed nothing: the version still goes up, and the run waits for it. The run stops
+    when the engine then says something else than the trainer does (`Fingerprint`). A resumed run also pushes
+    what was restored, before its first step: the engine starts with the weights of version 0.
 
     Raises:
         ConfigError: in `setup`, when the datamodule has no line to a run that takes weights.
@@ -53,5 +53,6 @@ class WeightSync(Callback):
     @staticmethod
     def _push(trainer: Trainer, pl_module: LightningModule, version: int) -> None:
         assert isinstance(pl_module, AgentModule)
-        tensors = {name: t.detach().float().clone() for name, t in trained_tensors(pl_module.model).items()}
-        rollout_data(trainer).link.push_weights(version, tensors)
+        with trainer.precision_plugin.forward_context():
+            fingerprint = pl_module.fingerprint()
+        rollout_data(trainer).link.push_weights(version, pl_module.full_tensors(), fingerprint)

@@ -65,6 +65,10 @@ class AgentConfig:
     lr: float = MISSING
     model: ModelConfig = MISSING
     strategy: str = MISSING
+    devices: int = 1
+    """Ranks that train this agent; more than 1 needs runtime=ray and a zero strategy."""
+    num_engines: int = MISSING
+    tensor_parallel_size: int = MISSING
 
 
 @dataclass
@@ -92,6 +96,8 @@ class AlgorithmConfig:
     """Actions per optimizer step, over all ranks."""
     micro_batch_size: int = 16
     """Sequences per forward; the result does not depend on it."""
+    micro_batch_tokens: int | None = None
+    """Most tokens per forward, padding counted, beside `micro_batch_size`; one sequence may be longer."""
     logprob_chunk_size: int = 1024
     """Tokens whose vocabulary row is alive at a time."""
     max_skipped_steps: int = 3
@@ -116,6 +122,19 @@ class DataModuleConfig:
 class EngineConfig:
     name: str = "transformers"
     max_batch_size: int = 128
+    """Most sequences decoded at a time."""
+    num_engines: int = 1
+    """vllm: replicas per group of agents that are served by one model."""
+    tensor_parallel_size: int = 1
+    kv_cache_gb: float | None = None
+    """vllm on CPU: GiB of KV cache per engine; None is 1."""
+    gpu_memory_utilization: float = 0.85
+    """vllm on CUDA: share of a GPU's memory that one engine may take."""
+    enforce_eager: bool | None = None
+    """vllm: None compiles on CUDA and not on CPU, where compiling takes longer than a short run gains."""
+    enable_prefix_caching: bool = True
+    weight_transport: str = "object_store"
+    """How new weights reach engines: object_store, or on CUDA nccl or ipc."""
 
 
 @dataclass
@@ -126,6 +145,17 @@ class RuntimeConfig:
     deadline_s: float = 3600.0
     """No wait is longer."""
     max_staleness: int = 0
+    """Policy versions that experience may be older than the weights it trains."""
+    address: str | None = None
+    """ray: the cluster to join (`auto` finds it); None starts one on this machine."""
+    object_store_gb: float | None = None
+    """ray: cap of the object store of a cluster started here, in GiB; None is three times the largest payload."""
+    heartbeat_s: float = 30.0
+    """ray: an engine or rank that does not answer for so long counts as dead."""
+    max_restarts: int = 2
+    """ray: dead engines and runs broken off by a dead rank that are started again, each, before the run stops."""
+    colocate: bool = False
+    """ray on CUDA: an agent's ranks and its engine share GPUs."""
 
 
 @dataclass
@@ -136,6 +166,8 @@ class TrainerConfig:
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
     accelerator: str = "cpu"
+    precision: str = "32-true"
+    """As Lightning names it; bf16-mixed keeps float32 master weights."""
     enable_progress_bar: bool = True
 
 

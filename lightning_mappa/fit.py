@@ -20,6 +20,7 @@ from lightning_mappa.export import export_agents, joint_selection
 from lightning_mappa.module import AgentModule
 from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
+from lightning_mappa.rollout.fingerprint import TOLERANCE
 from lightning_mappa.rollout.ledger import Ledger, RewardSettings
 from lightning_mappa.run_folder import RunFolder, restore_random_states
 from lightning_mappa.runtime.local import LocalRuntime
@@ -108,6 +109,7 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         runtime = LocalRuntime(
             Ledger(trained, *ledger_settings, first_version=first_step),
             engine,
+            tolerances={agent_id: _tolerance(cfg, agent_id) for agent_id in parts},
             first_step=first_step,
             max_steps=cfg.trainer.max_steps,
             deadline_s=cfg.runtime.deadline_s,
@@ -198,6 +200,12 @@ def _driver_settings(cfg: DictConfig) -> DriverSettings:
         checkpoint_every=trainer.checkpoint_every,
         keep_checkpoints=trainer.keep_checkpoints,
     )
+
+
+def _tolerance(cfg: DictConfig, agent_id: str) -> float:
+    """Of the coarser of the two precisions that are compared: the engine's and the trainer's forward."""
+    dtype = "bfloat16" if cfg.trainer.precision.startswith("bf16") else cfg.agents[agent_id].model.dtype
+    return TOLERANCE[dtype]
 
 
 def _last_words(folder: RunFolder, summary: Mapping[str, Any]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from peft import PeftModel
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from typing_extensions import override
 
@@ -18,9 +18,10 @@ from lightning_mappa.batch_credit import advantages, finite_stats
 from lightning_mappa.datamodules.rollout import rollout_data
 from lightning_mappa.errors import ConfigError, DataError, NotAvailableError, NumericError
 from lightning_mappa.microbatch import cut, forward, forward_in_pieces, gradient_mode
-from lightning_mappa.models.load import add_adapter, load_model
+from lightning_mappa.models.load import add_adapter, context_length, load_model, trained_tensors
 from lightning_mappa.policy import LogProbs, TokenLogProbs
 from lightning_mappa.policy_loss import PolicyLoss
+from lightning_mappa.rollout.fingerprint import Fingerprint, probe_ids
 from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.schedule import lr_factor
 from lightning_mappa.step_metrics import Update, batch_metrics, update_metrics
@@ -223,6 +224,34 @@ class AgentModule(LightningModule):
             self.logprob_chunk_size,
             micro_batch_size=self.micro_batch_size,
             with_entropy=with_entropy,
+        )
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What training changes, whole, one tensor at a time; the names are those of `trained_tensors`.
+
+        To be read by every rank alike.
+        """
+        yield from trained_tensors(self.model).items()
+
+    def fingerprint(self) -> Fingerprint:
+        """What the current weights say after a fixed prompt; asked of every rank alike."""
+        prompt_ids, token_ids = probe_ids(self.vocab_size, context_length(self.model, None))
+        batch = torch.tensor([[*prompt_ids, token] for token in token_ids], device=self.device)
+        select_BT = torch.zeros_like(batch, dtype=torch.bool)
+        select_BT[:, -1] = True
+        training = self.model.training
+        self.model.eval()  # a restored run is asked before its training starts
+        with torch.no_grad():
+            log_probs_BT = self.policy(
+                batch,
+                torch.ones_like(select_BT),
+                select_BT=select_BT,
+                temperature=1.0,
+                chunk_size=self.logprob_chunk_size,
+            ).log_probs_BT
+        self.model.train(training)
+        return Fingerprint(
+            prompt_ids=prompt_ids, token_ids=token_ids, log_probs=tuple(log_probs_BT[:, -1].float().tolist())
         )
 
     def _update(self, batch: ExperienceBatch) -> Update:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import torch
@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from lightning_mappa.models.char_tokenizer import char_tokenizer
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
+from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.types import Episode, StopReason, Verdict
 
 __all__ = ["ScriptedCoach", "ScriptedEngine", "char_tokenizer", "tiny_llama"]
@@ -57,6 +58,12 @@ class ScriptedEngine:
     def update_weights(self, agent_id: str, version: int, tensors: Mapping[str, Tensor]) -> None:
         self.weights[agent_id] = tensors
         self._versions[agent_id] = version
+
+    def fingerprints(
+        self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> list[ServedFingerprint]:
+        """None: there are no weights that could be the wrong ones."""
+        return []
 
     def policy_version(self, agent_id: str) -> int:
         return self._versions.get(agent_id, 0)

@@ -83,6 +83,18 @@ def decode(model: PreTrainedModel | PeftModel, prompts: Sequence[Prompt]) -> lis
     ]
 
 
+@torch.inference_mode()
+def next_log_probs(
+    model: PreTrainedModel | PeftModel, prompt_ids: Sequence[int], token_ids: Sequence[int], adapter: str | None
+) -> tuple[float, ...]:
+    """log p of each of `token_ids` as the next token after one prompt, at temperature 1, in float32."""
+    input_ids_BT = torch.tensor([list(prompt_ids)], device=model.device)
+    mask_BT = torch.ones_like(input_ids_BT, dtype=torch.bool)
+    cache = DynamicCache(config=model.config.get_text_config())
+    logits_BV = _next_logits(model, input_ids_BT, mask_BT, cache, (adapter or BASE_ADAPTER,))
+    return tuple(logits_BV[0].float().log_softmax(-1)[list(token_ids)].tolist())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alive:
     """What belongs to the rows that still generate."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.types import StopReason
 
 
@@ -56,6 +57,15 @@ class Engine(Protocol):
         """Replaces the served weights of one agent in place, all of its trained tensors at once.
 
         Only between rollout batches. Raises `InfrastructureError` on a missing, unknown or misshapen tensor.
+        """
+        ...
+
+    def fingerprints(
+        self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> Sequence[ServedFingerprint]:
+        """What each replica says of `token_ids` as the next token after `prompt_ids`, at temperature 1.
+
+        Through the same path as any request, prefix cache included.
         """
         ...
 

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from lightning_mappa.errors import DataError, InfrastructureError
 from lightning_mappa.models.load import load_trained_tensors
-from lightning_mappa.rollout.decoding import Prompt, decode
+from lightning_mappa.rollout.decoding import Prompt, decode, next_log_probs
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
+from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.rollout.wave import WaveScheduler
 from lightning_mappa.types import StopReason
 
@@ -86,6 +87,14 @@ class TransformersEngine:
             except DataError as error:
                 raise InfrastructureError(f"weights of {agent_id!r} at version {version}: {error}") from error
             self._versions[agent_id] = version
+
+    def fingerprints(
+        self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> list[ServedFingerprint]:
+        one = self._find(agent_id)
+        with self._lock:
+            log_probs = next_log_probs(one.model, prompt_ids, token_ids, one.adapter)
+            return [ServedFingerprint(engine="the engine", version=self._versions[agent_id], log_probs=log_probs)]
 
     def generate_batch(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Answers in the order of `requests`.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
+from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.types import ActionKey, Experience
 
 
@@ -42,8 +43,12 @@ class AgentLink(Protocol):
         """What this agent has to say of its update in step `step`."""
         ...
 
-    def push_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Puts this agent's trained tensors of policy `version` (= completed steps) into the engine."""
+    def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
+        """Puts this agent's trained tensors of policy `version` (= completed steps) into the engine.
+
+        `tensors` is read once, in order, and each is copied before the next is asked for. Raises
+        `InfrastructureError` when what the engine then serves has another `fingerprint`.
+        """
         ...
 
     def evaluation(self, version: int) -> Mapping[str, float]:

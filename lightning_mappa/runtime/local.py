@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
 from lightning_mappa.errors import RunEnded
 from lightning_mappa.rollout.engine import Engine
+from lightning_mappa.rollout.fingerprint import Fingerprint, check_fingerprints
 from lightning_mappa.rollout.ledger import Ledger
 from lightning_mappa.runtime.turn import Turn
 from lightning_mappa.types import ActionKey, Experience, ScoredEpisode
@@ -53,11 +54,24 @@ class LocalRuntime:
     """Runs one Trainer thread per trained agent and tells the driver what they wait for.
 
     Everything below is called with the turn held, so there is no lock beside the turn's own.
+
+    Args:
+        tolerances: by trained agent, see `check_fingerprints`.
     """
 
-    def __init__(self, ledger: Ledger, engine: Engine, *, first_step: int, max_steps: int, deadline_s: float):
+    def __init__(
+        self,
+        ledger: Ledger,
+        engine: Engine,
+        *,
+        tolerances: Mapping[str, float],
+        first_step: int,
+        max_steps: int,
+        deadline_s: float,
+    ) -> None:
         self.ledger = ledger
         self.engine = engine
+        self.tolerances = tolerances
         self.first_step = first_step
         self.max_steps = max_steps
         self.sync_s = 0.0
@@ -246,10 +260,12 @@ class LocalLink:
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         self._runtime.ledger.report(step, self.agent_id, metrics)
 
-    def push_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
         run = self._runtime
         start = time.monotonic()
-        run.engine.update_weights(self.agent_id, version, tensors)
+        run.engine.update_weights(self.agent_id, version, dict(tensors))
+        served = run.engine.fingerprints(self.agent_id, fingerprint.prompt_ids, fingerprint.token_ids)
+        check_fingerprints(self.agent_id, version, fingerprint, served, run.tolerances[self.agent_id])
         run.ledger.record_sync(self.agent_id, version)
         run.sync_s += time.monotonic() - start
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import RunEnded
 from lightning_mappa.models.load import load_trained_tensors
 from lightning_mappa.module import AgentModule
+from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.types import ActionKey, Experience, MaskReason
 
 VOCAB = 24
@@ -65,6 +66,7 @@ class InProcessRun:
         self.calls: list[tuple[str, int]] = []
         self.reports: dict[int, dict[str, float]] = {}
         self.pushed: dict[int, dict[str, Tensor]] = {}
+        self.fingerprints: dict[int, Fingerprint] = {}
         self.left: list[BaseException | None] = []
         self._engine = copy.deepcopy(model).eval()
         self._n_actions, self._n_tokens = n_actions, n_tokens
@@ -106,10 +108,11 @@ class InProcessRun:
         self.calls.append(("report", step))
         self.reports[step] = dict(metrics)
 
-    def push_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
         self.calls.append(("push_weights", version))
-        self.pushed[version] = dict(tensors)
-        load_trained_tensors(self._engine, tensors)  # type: ignore[arg-type]
+        self.pushed[version] = {name: tensor.clone() for name, tensor in tensors}
+        self.fingerprints[version] = fingerprint
+        load_trained_tensors(self._engine, self.pushed[version])  # type: ignore[arg-type]
 
     def evaluation(self, version: int) -> Mapping[str, float]:
         self.calls.append(("evaluation", version))

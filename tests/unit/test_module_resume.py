@@ -42,7 +42,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, lora, val_check_interv
     assert run.calls.index(("checkpoint_saved", 2)) < run.calls.index(("experience", 2))
 
     resumed, model = run_to(lora, first_step=2)
-    resumed.push_weights(2, run.pushed[2])
+    resumed.push_weights(2, run.pushed[2].items(), run.fingerprints[2])
     later = make_agent(model, max_steps=4, mini_batch_size=4)
     fit(tmp_path, resumed, later, callbacks=[adaptive()], ckpt_path=saved, **options)
     assert same(run.pushed[3], resumed.pushed[3])

@@ -53,7 +53,7 @@ def test_after_a_resume_the_reference_is_still_the_policy_at_step_0(tmp_path, lo
 
     model = make_model(lora)
     resumed = InProcessRun(model, score=some_score, first_step=2)
-    resumed.push_weights(2, run.pushed[2])
+    resumed.push_weights(2, run.pushed[2].items(), run.fingerprints[2])
     later = References()
     fit(tmp_path, resumed, make_agent(model), callbacks=[KLPenalty(), later], ckpt_path=saved)
     assert torch.equal(whole.log_probs[2], later.log_probs[2])

@@ -16,7 +16,14 @@ AGENTS = ("driver", "navigator", "reviewer")
 def make_runtime(max_steps: int = 1) -> LocalRuntime:
     ledger = Ledger(dict.fromkeys(AGENTS, True), CreditSettings(), RewardSettings())
     engine = ScriptedEngine(lambda request, prompt: "", char_tokenizer())
-    return LocalRuntime(ledger, engine, first_step=0, max_steps=max_steps, deadline_s=10.0)
+    return LocalRuntime(
+        ledger,
+        engine,
+        tolerances=dict.fromkeys(ledger.trained_agents, 1e-3),
+        first_step=0,
+        max_steps=max_steps,
+        deadline_s=10.0,
+    )
 
 
 def run_to_the_first_boundary(body, folder, published):
