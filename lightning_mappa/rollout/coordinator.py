@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning_mappa.coaches.base import Coach, ask, coach_state, end_batch, load_coach_state, needs_outcome
+from lightning_mappa.coaches.base import (
+    Coach,
+    ask,
+    coach_state,
+    end_batch,
+    load_coach_state,
+    needs_outcome,
+    until,
+)
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.tasks.base import TaskSource
 from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, Verdict
-from lightning_mappa.workflows.base import Seat, Workflow
+from lightning_mappa.workflows.base import Seat, Workflow, last_agent_id
 
 UNSCORED = Verdict(score=None, reason="actions are not scored here", coach="none")
 
@@ -48,6 +56,15 @@ class Rollout:
     """Until the last episode ended."""
     coach_s: float
     """From then until the last verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playing:
+    """A rollout whose episodes have ended."""
+
+    plan: RolloutPlan
+    scoring: Sequence[asyncio.Task[ScoredEpisode]]
+    rollout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +108,7 @@ class RolloutCoordinator:
         deadline_s: float,
     ) -> None:
         self._workflow = workflow
+        self._last_agent_id = last_agent_id(workflow)
         self._source = source
         self._engine = engine
         self._coach = coach
@@ -111,6 +129,10 @@ class RolloutCoordinator:
 
         Raises `InfrastructureError` when all of them failed; fewer are data.
         """
+        return await self.scored(await self.play(plan))
+
+    async def play(self, plan: RolloutPlan) -> Playing:
+        """Returns when the last episode has ended, with verdicts still under way."""
         start = time.monotonic()
         jobs = []
         played: Counter[str] = Counter()
@@ -122,12 +144,25 @@ class RolloutCoordinator:
         scoring: list[asyncio.Task[ScoredEpisode]] = []
         for first in range(0, len(jobs), self._window):
             await self._play_window(plan, jobs[first : first + self._window], scoring)
-        rollout_s = time.monotonic() - start
-        episodes = tuple(await asyncio.gather(*scoring))
-        if plan.scored:
+        return Playing(plan=plan, scoring=scoring, rollout_s=time.monotonic() - start)
+
+    async def scored(self, playing: Playing) -> Rollout:
+        """Waits for the last verdict. On the loop that played; to be called in the order of the steps.
+
+        Raises `InfrastructureError` when all episodes failed.
+        """
+        start = time.monotonic()
+        try:
+            episodes = tuple(await asyncio.gather(*playing.scoring))
+        except BaseException:
+            for task in playing.scoring:
+                task.cancel()
+            await asyncio.gather(*playing.scoring, return_exceptions=True)
+            raise
+        if playing.plan.scored:
             end_batch(self._coach)
-        self._refuse_total_failure(plan, episodes)
-        return Rollout(episodes=episodes, rollout_s=rollout_s, coach_s=time.monotonic() - start - rollout_s)
+        self._refuse_total_failure(playing.plan, episodes)
+        return Rollout(episodes=episodes, rollout_s=playing.rollout_s, coach_s=time.monotonic() - start)
 
     async def _play_window(
         self,
@@ -138,7 +173,7 @@ class RolloutCoordinator:
         # Every session is open before the first episode starts, so that the first wave holds them all.
         lines = [self._engine.session(episode_id) for episode_id, _, _ in jobs]
         sessions = [await line.__aenter__() for line in lines]
-        verdicts: list[list[asyncio.Task[Verdict]]] = [[] for _ in jobs]
+        verdicts: list[dict[int, asyncio.Task[Verdict]]] = [{} for _ in jobs]
         playing = [
             asyncio.create_task(self._play(plan, job, line, session, started))
             for job, line, session, started in zip(jobs, lines, sessions, verdicts, strict=True)
@@ -161,16 +196,18 @@ class RolloutCoordinator:
         job: tuple[str, Task, int],
         line: AbstractAsyncContextManager[Session],
         session: Session,
-        verdicts: list[asyncio.Task[Verdict]],
+        verdicts: dict[int, asyncio.Task[Verdict]],
     ) -> Episode:
-        """Starts the verdicts that need not wait for the episode's end."""
+        """Starts the verdicts that need not wait for the episode's end, by the index of their action."""
         episode_id, task, sample = job
 
         def judge() -> None:
-            episode = Episode(id=episode_id, task=task, actions=tuple(actions), sample=sample)
-            verdicts.append(asyncio.create_task(self._verdict(episode, len(actions) - 1)))
+            index = len(actions) - 1
+            if plan.scored and not needs_outcome(self._coach, actions[index], self._last_agent_id):
+                episode = Episode(id=episode_id, task=task, actions=tuple(actions), sample=sample)
+                verdicts[index] = asyncio.create_task(self._verdict(until(episode, index), index))
 
-        actions = _Actions(judge) if plan.scored and not needs_outcome(self._coach) else []
+        actions = _Actions(judge)
         status, reason, text = EpisodeStatus.OK, "", None
         try:
             with self._workspaces(episode_id) as workspace:
@@ -211,20 +248,22 @@ class RolloutCoordinator:
         )
 
     async def _score(
-        self, playing: asyncio.Task[Episode], scored: bool, verdicts: list[asyncio.Task[Verdict]]
+        self, playing: asyncio.Task[Episode], scored: bool, verdicts: dict[int, asyncio.Task[Verdict]]
     ) -> ScoredEpisode:
-        """`verdicts` are those under way, of the episode's first actions."""
+        """`verdicts` are those under way, by the index of their action."""
         try:
             episode = await playing
             if not scored:
                 return ScoredEpisode(episode=episode, verdicts=(UNSCORED,) * len(episode.actions))
-            rest = range(len(verdicts), len(episode.actions))
-            verdicts += [asyncio.create_task(self._verdict(episode, i)) for i in rest]
-            return ScoredEpisode(episode=episode, verdicts=tuple(await asyncio.gather(*verdicts)))
+            for index in range(len(episode.actions)):
+                if index not in verdicts:
+                    verdicts[index] = asyncio.create_task(self._verdict(episode, index))
+            given = await asyncio.gather(*(verdicts[index] for index in range(len(episode.actions))))
+            return ScoredEpisode(episode=episode, verdicts=tuple(given))
         except BaseException:
-            for verdict in verdicts:
+            for verdict in verdicts.values():
                 verdict.cancel()
-            await asyncio.gather(*verdicts, return_exceptions=True)
+            await asyncio.gather(*verdicts.values(), return_exceptions=True)
             raise
 
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
