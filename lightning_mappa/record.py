@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from lightning_mappa.coaches.base import accounts
 from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
+from lightning_mappa.metrics import behaviour_metrics, success_metrics, tool_rates
 from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
 from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
@@ -27,28 +28,8 @@ class Listener(Protocol):
 
 
 def evaluation_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
-    """Success over the graded episodes, in all and per task kind; those without an outcome are counted apart."""
-    outcomes: dict[str, list[float]] = defaultdict(list)
-    for scored in episodes:
-        outcome = scored.episode.outcome
-        if outcome is not None:
-            outcomes["success"].append(outcome)
-            outcomes[f"success/{scored.episode.task.kind}"].append(outcome)
-    metrics = {name: fmean(values) for name, values in sorted(outcomes.items())}
-    graded = len(outcomes["success"])
-    return {**metrics, "n": float(graded), "ungraded": float(len(episodes) - graded)}
-
-
-def tool_rates(episodes: Sequence[ScoredEpisode], agent_id: str) -> dict[str, float]:
-    """Share of the agent's actions that call a tool, and of its tool runs that end well; none over nothing."""
-    actions = [a for scored in episodes for a in scored.episode.actions if a.agent_id == agent_id]
-    runs = [result for action in actions for result in action.tool_results]
-    rates = {}
-    if actions:
-        rates["tool_call_rate"] = fmean(bool(action.tool_calls) for action in actions)
-    if runs:
-        rates["tool_ok_rate"] = fmean(result.ok for result in runs)
-    return rates
+    """What the system achieved and how its agents behaved; the same for the same episodes in any order."""
+    return {**success_metrics(episodes), **behaviour_metrics(episodes)}
 
 
 class RunRecord:

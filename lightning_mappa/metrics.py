@@ -1,0 +1,175 @@
+"""What a set of episodes says of the system: how often it is right, and how each agent behaves.
+
+Everything is grouped by task id, never by the order in which episodes arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from lightning_mappa.types import Action, ScoredEpisode
+
+FIXTURE = "fixture/"
+"""How the kind of every task begins that is shipped with the package as an example of a format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One graded attempt at a task."""
+
+    outcome: float
+    """0…1; right is 1.0."""
+    answer: str | None
+    """As the task's verifier normalises it: equal answers are equal texts."""
+
+
+Samples = Mapping[str, Sequence[Sample]]
+"""Task id → its graded samples; empty where none could be graded."""
+
+
+def samples_by_task(episodes: Iterable[ScoredEpisode]) -> dict[str, list[Sample]]:
+    """Graded samples of every task; a task of which none was graded is there with an empty list."""
+    grouped: dict[str, list[Sample]] = {}
+    for scored in episodes:
+        episode = scored.episode
+        samples = grouped.setdefault(episode.task.id, [])
+        if episode.outcome is not None:
+            samples.append(Sample(outcome=episode.outcome, answer=episode.answer))
+    return grouped
+
+
+def outcomes_by_task(episodes: Iterable[ScoredEpisode]) -> dict[str, list[float]]:
+    return {task: [s.outcome for s in samples] for task, samples in samples_by_task(episodes).items()}
+
+
+def mean_at_k(samples: Samples) -> float:
+    """Mean over tasks of the mean over their samples: every task weighs the same, however many were graded.
+
+    Raises `ValueError` where no task has a graded sample.
+    """
+    means = [fmean(sample.outcome for sample in group) for group in samples.values() if group]
+    if not means:
+        raise ValueError("no task has a graded sample")
+    return fmean(means)
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Chance that one of `k` samples drawn without return from `n`, of which `right` are right, is right.
+
+    The unbiased estimate 1 − C(n − c, k) / C(n, k) of arXiv 2107.03374. Raises `ValueError` unless
+    0 ≤ c ≤ n and 1 ≤ k ≤ n.
+    """
+    if not 0 <= right <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {right} right among {n}: needs 0 <= right <= n and 1 <= k <= n")
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def majority(samples: Sequence[Sample]) -> float:
+    """Outcome of the answer that most samples give; where several share the lead, the mean over them.
+
+    That mean is what drawing one of them would give, and it does not depend on their order. A sample without
+    an answer has no vote; no votes at all are 0.
+    """
+    votes: dict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        if sample.answer is not None:
+            votes[sample.answer].append(sample.outcome)
+    if not votes:
+        return 0.0
+    most = max(map(len, votes.values()))
+    # Sorted, because the last bit of a sum depends on its order.
+    return fmean(sorted(fmean(outcomes) for outcomes in votes.values() if len(outcomes) == most))
+
+
+def repeated_sampling_metrics(samples: Samples, k: int) -> dict[str, float]:
+    """`mean@k`, `pass@j` for j = 1, 2, 4 … and k, and `maj@k` of `k` samples per task.
+
+    Figures with a j are means over the tasks of which at least j samples were graded; `tasks_short` counts
+    those with fewer than k. Nothing where no task has a graded sample.
+    """
+    groups = [group for group in samples.values() if group]
+    if not groups:
+        return {}
+    metrics = {f"mean@{k}": mean_at_k(samples)}
+    for j in sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k}):
+        enough = [group for group in groups if len(group) >= j]
+        if enough:
+            metrics[f"pass@{j}"] = fmean(pass_at_k(len(group), _right(group), j) for group in enough)
+    whole = [group for group in groups if len(group) >= k]
+    if whole:
+        metrics[f"maj@{k}"] = fmean(majority(group) for group in whole)
+    metrics["tasks_short"] = float(len(samples) - len(whole))
+    return metrics
+
+
+def success_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """Success in all and per task kind, and with several samples per task what `repeated_sampling_metrics` gives.
+
+    `n` counts graded episodes and `ungraded` the others. `fixture` is the share of tasks that are shipped
+    examples; it is there only where some are.
+    """
+    samples = samples_by_task(episodes)
+    kinds: dict[str, dict[str, list[Sample]]] = defaultdict(dict)
+    for scored in episodes:
+        task = scored.episode.task
+        kinds[task.kind][task.id] = samples[task.id]
+    metrics = {}
+    graded = sum(map(len, samples.values()))
+    if graded:
+        metrics["success"] = mean_at_k(samples)
+    for kind, of_kind in sorted(kinds.items()):
+        if any(of_kind.values()):
+            metrics[f"success/{kind}"] = mean_at_k(of_kind)
+    k = max(Counter(scored.episode.task.id for scored in episodes).values(), default=0)
+    if k > 1:
+        metrics |= repeated_sampling_metrics(samples, k)
+    fixtures = sum(len(of_kind) for kind, of_kind in kinds.items() if kind.startswith(FIXTURE))
+    if fixtures:
+        metrics["fixture"] = fixtures / len(samples)
+    return {**metrics, "n": float(graded), "ungraded": float(len(episodes) - graded)}
+
+
+def tool_rates(episodes: Iterable[ScoredEpisode], agent_id: str) -> dict[str, float]:
+    """Share of the agent's actions that call a tool, and of its tool runs that end well; none over nothing."""
+    return _tool_rates([a for scored in episodes for a in scored.episode.actions if a.agent_id == agent_id])
+
+
+def behaviour_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
+    """`behaviour/<agent>/…` of every agent that acted: `actions` per episode, mean `length` of a response in
+    tokens, `truncated_rate` at the token limit, `tool_call_rate` and `tool_ok_rate`.
+
+    An action that was not generated, because its prompt was too long, has no length and counts as an action.
+    """
+    of_agent: dict[str, list[Action]] = defaultdict(list)
+    played: Counter[str] = Counter()
+    for scored in episodes:
+        for action in scored.episode.actions:
+            of_agent[action.agent_id].append(action)
+        played.update({action.agent_id for action in scored.episode.actions})
+    metrics = {}
+    for agent_id, actions in sorted(of_agent.items()):
+        figures = {"actions": len(actions) / played[agent_id], **_tool_rates(actions)}
+        generated = [action for action in actions if action.response_ids]
+        if generated:
+            figures["length"] = fmean(len(action.response_ids) for action in generated)
+            figures["truncated_rate"] = fmean(action.truncated for action in generated)
+        metrics |= {f"behaviour/{agent_id}/{name}": value for name, value in figures.items()}
+    return metrics
+
+
+def _right(group: Sequence[Sample]) -> int:
+    return sum(sample.outcome == 1.0 for sample in group)
+
+
+def _tool_rates(actions: Sequence[Action]) -> dict[str, float]:
+    runs = [result for action in actions for result in action.tool_results]
+    rates = {}
+    if actions:
+        rates["tool_call_rate"] = fmean(bool(action.tool_calls) for action in actions)
+    if runs:
+        rates["tool_ok_rate"] = fmean(result.ok for result in runs)
+    return rates
