@@ -54,6 +54,8 @@ class EpisodeStatus(StrEnum):
     OK = "ok"
     FAILED = "failed"
     """Cut short by an error or the deadline; `reason` says which. A verdict is missing at the episode's end."""
+    RUNNING = "running"
+    """In progress, as a coach is shown it that judges an action before the end. No finished episode has it."""
 
 
 class MaskReason(StrEnum):

@@ -23,7 +23,7 @@ from lightning_mappa.coaches.base import (
     ask,
     bind_accounts,
     end_batch,
-    needs_outcome,
+    shown_to,
     verdicts_of,
     with_parts,
 )
@@ -128,20 +128,15 @@ async def _checked_audit(coach: Coach, cfg: DictConfig, folder: Path) -> dict[st
 async def _scores(coach: Coach, asked: Sequence[tuple[Episode, int]]) -> list[Score]:
     """One score per question, started in order, `N_IN_FLIGHT` at a time; to the coach they are one batch."""
     slots = asyncio.Semaphore(N_IN_FLIGHT)
-    with_outcome = needs_outcome(coach)
 
     async def verdict(episode: Episode, index: int) -> Verdict:
+        last_agent_id = episode.actions[-1].agent_id
         async with slots:
-            return await ask(coach, episode if with_outcome else _until(episode, index), index)
+            return await ask(coach, shown_to(coach, episode, index, last_agent_id), index)
 
     verdicts = await verdicts_of([verdict(episode, index) for episode, index in asked])
     end_batch(coach)
     return [verdict.score for verdict in verdicts]
-
-
-def _until(episode: Episode, index: int) -> Episode:
-    """What a coach that does not wait for the outcome is given during a rollout."""
-    return Episode(id=episode.id, task=episode.task, actions=episode.actions[: index + 1], sample=episode.sample)
 
 
 def _by_template(scores: Sequence[CaseScores]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
-from lightning_mappa.types import Episode, Verdict
+from lightning_mappa.types import Action, Episode, EpisodeStatus, Verdict
 
 
 class Coach(Protocol):
@@ -20,9 +20,9 @@ class Coach(Protocol):
     async def score(self, episode: Episode, index: int) -> Verdict:
         """The verdict on `episode.actions[index]`.
 
-        Called once the episode has ended, for many actions at a time; or as soon as the action is done, see
-        `needs_outcome`. A call that fails returns a Verdict without a score and with the reason; it does not
-        raise, except `CoachError` to stop the run.
+        Called once the episode has ended, for many actions at a time; or as soon as the action is done, with an
+        episode in progress, see `needs_outcome`. A call that fails returns a Verdict without a score and with the
+        reason; it does not raise, except `CoachError` to stop the run.
         """
         ...
 
@@ -125,15 +125,47 @@ def accounts(part: object) -> Mapping[str, Any]:
     return {**own, **sums, "coaches": inner}
 
 
-def needs_outcome(coach: Coach) -> bool:
-    """Whether `score` waits for the end of the episode.
+@runtime_checkable
+class NeedsSomeOutcomes(Protocol):
+    """A coach that judges some actions by the end of their episode, and the others without."""
 
-    A coach with `needs_outcome = False` is given, as soon as an action and its tools are done, an episode that ends
-    with this action: without answer, outcome and status. Its verdicts then cost no time at the end. One made of
-    others needs what any of them needs, unless it says so itself.
+    def needs_outcome_of(self, action: Action, last_agent_id: str | None) -> bool:
+        """`last_agent_id`: whose actions end every complete episode; None where the workflow does not know."""
+        ...
+
+
+def needs_outcome(coach: Coach, action: Action, last_agent_id: str | None) -> bool:
+    """Whether the verdict on `action` waits for the end of the episode.
+
+    A coach says so for each action (`NeedsSomeOutcomes`), or for all by an attribute `needs_outcome`. One made of
+    others needs what any of them needs, unless it says so itself; a coach that says nothing waits. Where it is not
+    needed, the coach is asked as soon as the action and its tools are done, with `until` of the episode: such
+    verdicts cost no time at the end.
     """
+    if isinstance(coach, NeedsSomeOutcomes):
+        return coach.needs_outcome_of(action, last_agent_id)
+    own = getattr(coach, "needs_outcome", None)
     parts = parts_of(coach)
-    return bool(getattr(coach, "needs_outcome", any(map(needs_outcome, parts)) if parts else True))
+    if own is None and parts:
+        return any(needs_outcome(part, action, last_agent_id) for part in parts)
+    return own is None or bool(own)
+
+
+def until(episode: Episode, index: int) -> Episode:
+    """The episode as it stood when its action `index` was done: in progress, without answer and outcome."""
+    return Episode(
+        id=episode.id,
+        task=episode.task,
+        actions=episode.actions[: index + 1],
+        status=EpisodeStatus.RUNNING,
+        sample=episode.sample,
+    )
+
+
+def shown_to(coach: Coach, episode: Episode, index: int, last_agent_id: str | None) -> Episode:
+    """What a rollout gives the coach for action `index` of an episode that has ended."""
+    with_outcome = needs_outcome(coach, episode.actions[index], last_agent_id)
+    return episode if with_outcome else until(episode, index)
 
 
 async def ask(coach: Coach, episode: Episode, index: int) -> Verdict:

@@ -37,6 +37,7 @@ class LLMCoach:
         seed: of the fences around what agents wrote; the run's own.
         roles: agent id to what that agent is there for, where the name of its role does not say it.
         show_reference: `none`, `last` (only the last agent is judged with reference and outcome in view), `all`.
+            What is judged without is judged as soon as it is done, the rest when the episode has ended.
         steps: `integer`, `half` or `decimal` scores; others are missing, never rounded.
         max_chars: the longest text shown in full, see `CaseWriter`; a request that is too long for the model is
             sent once more with half of it.
@@ -85,7 +86,7 @@ class LLMCoach:
             if value is not None and value < 1:
                 raise ConfigError(f"coach.{name} is {value}; allowed: 1 or more")
         self.name = provider.model
-        self.needs_outcome = show_reference != "none"
+        self._show_reference = show_reference
         self._provider = provider
         self._guard = guard
         self._writer = CaseWriter(
@@ -129,6 +130,12 @@ class LLMCoach:
         reading, model = await self._loop.run(self._reading(episode, index))
         self._watch.see(reading, model)
         return Verdict(score=reading.score, reason=reading.reason, coach=model)
+
+    def needs_outcome_of(self, action: Action, last_agent_id: str | None) -> bool:
+        """Only what is judged with the outcome in view waits for it."""
+        if self._show_reference == "last":
+            return last_agent_id in (None, action.agent_id)
+        return self._show_reference == "all"
 
     def close(self) -> None:
         """Ends the thread and the connections."""

@@ -60,7 +60,7 @@ class CaseWriter:
 
     The system part is the same for the whole run, the shared part for all steps of an episode; only the question
     is a step's own, earlier turns of the same agent among it. Nothing of later steps is shown but, where the
-    settings allow it, the outcome: with `none` an episode that ends with the step gives the same case.
+    settings allow it, the outcome: a step judged without it has the same case while the episode is in progress.
     Tokens of fences are hashes of the seed and of all they enclose: the same step gives the same case, and no text
     can contain the fence around it.
 
@@ -130,8 +130,8 @@ class CaseWriter:
         if earlier:
             yield "Now, the step to judge:"
         yield from _step(action, limit, limit // 3)
-        last_agent = episode.actions[-1].agent_id
-        if self._show_reference == "all" or (self._show_reference == "last" and action.agent_id == last_agent):
+        is_last = self._show_reference == "last" and action.agent_id == episode.actions[-1].agent_id
+        if episode.status is not EpisodeStatus.RUNNING and (self._show_reference == "all" or is_last):
             yield from _outcome(episode, limit)
         yield f"Judge step {index + 1} alone, as a step of {action.role}."
 

@@ -66,6 +66,11 @@ class Playing:
     scoring: Sequence[asyncio.Task[ScoredEpisode]]
     rollout_s: float
 
+    async def cancel(self) -> None:
+        for task in self.scoring:
+            task.cancel()
+        await asyncio.gather(*self.scoring, return_exceptions=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatContext:
@@ -155,9 +160,7 @@ class RolloutCoordinator:
         try:
             episodes = tuple(await asyncio.gather(*playing.scoring))
         except BaseException:
-            for task in playing.scoring:
-                task.cancel()
-            await asyncio.gather(*playing.scoring, return_exceptions=True)
+            await playing.cancel()
             raise
         if playing.plan.scored:
             end_batch(self._coach)

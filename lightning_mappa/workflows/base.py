@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.types import Task
 
@@ -52,3 +52,18 @@ class Workflow(Protocol):
     async def run(self, task: Task, agents: Mapping[str, Seat]) -> str:
         """Plays one episode and returns the text that holds the system's answer."""
         ...
+
+
+@runtime_checkable
+class KnowsItsEnd(Protocol):
+    """A workflow whose complete episodes all end with an action of one agent."""
+
+    @property
+    def last_agent_id(self) -> str:
+        """Coaches that judge by the outcome wait for it with this agent's actions."""
+        ...
+
+
+def last_agent_id(workflow: Workflow) -> str | None:
+    """None where the workflow does not know."""
+    return workflow.last_agent_id if isinstance(workflow, KnowsItsEnd) else None

@@ -29,6 +29,10 @@ class SequentialWorkflow:
     def agent_ids(self) -> Sequence[str]:
         return self._order
 
+    @property
+    def last_agent_id(self) -> str:
+        return self._order[-1]
+
     async def run(self, task: Task, agents: Mapping[str, Seat]) -> str:
         said: list[Message] = []
         for agent_id in self._order:

@@ -20,6 +20,7 @@ from lightning_mappa.coaches.base import (
 from lightning_mappa.coaches.caps import CappedCoach
 from lightning_mappa.coaches.cascade import CascadeCoach
 from lightning_mappa.coaches.ensemble import EnsembleCoach
+from lightning_mappa.coaches.llm import LLMCoach
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.coaches.stateful import CalibratedCoach
@@ -27,6 +28,7 @@ from lightning_mappa.system import Environment
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import Verdict
 from tests.unit.coaches.conftest import make_episode
+from tests.unit.factories import make_action
 
 
 class Paid:
@@ -104,12 +106,33 @@ def test_one_that_is_asked_three_times_is_one_coach():
 
 def test_the_outcome_is_awaited_where_a_part_needs_it():
     early, late = Paid(needs_outcome=False), Paid()
-    assert not needs_outcome(EnsembleCoach([early, early]))
-    assert not needs_outcome(CalibratedCoach(early))
-    assert needs_outcome(EnsembleCoach([early, late]))
-    assert needs_outcome(CascadeCoach([early, RulesCoach()]))
-    assert needs_outcome(CappedCoach(early))
-    assert needs_outcome(ShuffledCoach(early))
+
+    def waits(coach):
+        return needs_outcome(coach, make_action(), None)
+
+    assert not waits(EnsembleCoach([early, early]))
+    assert not waits(CalibratedCoach(early))
+    assert waits(EnsembleCoach([early, late]))
+    assert waits(CascadeCoach([early, RulesCoach()]))
+    assert waits(CappedCoach(early))
+    assert waits(ShuffledCoach(early))
+
+
+@pytest.mark.parametrize(
+    ("show_reference", "waits"),
+    [
+        ("none", {("verifier", "verifier"): False, ("solver", "verifier"): False, ("solver", None): False}),
+        ("last", {("verifier", "verifier"): True, ("solver", "verifier"): False, ("solver", None): True}),
+        ("all", {("verifier", "verifier"): True, ("solver", "verifier"): True, ("solver", None): True}),
+    ],
+)
+def test_a_model_waits_for_the_outcome_only_where_it_is_shown_it(show_reference, waits):
+    class NeverAsked:
+        model = "m"
+
+    coach = EnsembleCoach([LLMCoach(NeverAsked(), show_reference=show_reference)])
+    for (agent_id, last_agent_id), expected in waits.items():
+        assert needs_outcome(coach, make_action(agent_id=agent_id), last_agent_id) is expected
 
 
 @pytest.mark.parametrize("off", [12.0, -1.0, math.nan])

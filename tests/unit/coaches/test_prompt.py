@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_mappa.coaches.base import until
 from lightning_mappa.coaches.prompt import Case, CaseWriter, read_rubric
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, StopReason, Task, ToolResult, ToolStatus
@@ -75,11 +76,14 @@ def test_reference_is_shown_where_the_config_allows(show, shown):
     assert not any("REFERENCE-3" in request.shared + request.system for request in requests)
 
 
-def test_without_outcome_an_episode_that_ends_with_the_step_gives_the_same_case():
+@pytest.mark.parametrize(("show", "early"), [("none", 4), ("last", 3)])
+def test_a_step_judged_without_the_outcome_has_the_same_case_while_the_episode_is_in_progress(show, early):
     episode = make_episode()
-    for index in range(4):
-        so_far = make_episode(actions=episode.actions[: index + 1], answer=None, outcome=None)
-        assert write(so_far, index, show_reference="none") == write(episode, index, show_reference="none")
+    same = [
+        write(until(episode, index), index, show_reference=show) == write(episode, index, show_reference=show)
+        for index in range(4)
+    ]
+    assert same == [True] * early + [False] * (4 - early)
 
 
 def test_roles_say_what_agents_are_there_for():

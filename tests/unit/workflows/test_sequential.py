@@ -4,7 +4,7 @@ import pytest
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import ActionStatus, Task
-from lightning_mappa.workflows.base import Message
+from lightning_mappa.workflows.base import Message, last_agent_id
 from lightning_mappa.workflows.sequential import SequentialWorkflow
 from tests.unit.workflows.table import Sums, Table, spec, tools
 
@@ -77,6 +77,7 @@ def test_partial_shows_a_third_agent_only_the_second():
 
 def test_agents_are_named_in_order():
     assert SequentialWorkflow(["b", "a"]).agent_ids == ("b", "a")
+    assert last_agent_id(SequentialWorkflow(["b", "a"])) == "a"
 
 
 @pytest.mark.parametrize("order", [[], ["a", "b", "a"]])
