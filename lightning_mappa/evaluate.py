@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.export import joint_selection
 from lightning_mappa.files import write_json
-from lightning_mappa.paired import paired_gain
 from lightning_mappa.record import evaluation_metrics
 from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.engine import Engine
 from lightning_mappa.rollout.transcripts import write_transcript
 from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.statistics.paired import paired_gain
 from lightning_mappa.system import (
     Environment,
     build_coordinator,

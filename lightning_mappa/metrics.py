@@ -150,7 +150,7 @@ def behaviour_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
         for action in scored.episode.actions:
             of_agent[action.agent_id].append(action)
         played.update({action.agent_id for action in scored.episode.actions})
-    metrics = {}
+    metrics: dict[str, float] = {}
     for agent_id, actions in sorted(of_agent.items()):
         figures = {"actions": len(actions) / played[agent_id], **_tool_rates(actions)}
         generated = [action for action in actions if action.response_ids]
