@@ -10,14 +10,15 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
 
+from lightning_mappa.agents import LoadedAgent
 from lightning_mappa.build import build
 from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.module import AgentModule
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.base import AgentLink
-from lightning_mappa.system import LoadedAgent
 
 LOSS_KEYS = (
     "policy_loss",
@@ -77,6 +78,8 @@ def train_agent(
     )
     part = None if checkpoint is None else checkpoint / f"{agent_id}.ckpt"
     trainer.fit(parts.module, datamodule=RolloutDataModule(link), ckpt_path=part, weights_only=True)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in parts.module.full_tensors()}
+    save_file(tensors, folder.last_tensors(agent_id))
 
 
 def _module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:

@@ -22,13 +22,12 @@ from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.engine import Engine
 from lightning_mappa.rollout.transcripts import write_transcript
 from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.runtime.place import place_for
 from lightning_mappa.statistics.paired import paired_gain
 from lightning_mappa.system import (
     Environment,
     build_coordinator,
-    build_engine,
     build_environment,
-    load_agents,
     quiet_libraries,
     seed_everything,
 )
@@ -53,16 +52,14 @@ class TrainedSystem:
         folder = RunFolder.open(Path(cfg.run))
         quiet_libraries()
         seed_everything(cfg)
-        with closing(build_environment(cfg)) as environment:
-            agents = load_agents(cfg)
-            engine = build_engine(cfg, agents)
+        with closing(build_environment(cfg)) as environment, closing(place_for(cfg)) as place:
             yield cls(
                 cfg=cfg,
                 folder=folder,
                 environment=environment,
-                engine=engine,
-                coordinator=build_coordinator(cfg, environment, agents, engine),
-                trained=[agent_id for agent_id, agent in agents.items() if agent.trained],
+                engine=place.engine,
+                coordinator=build_coordinator(cfg, environment, place.facts, place.engine),
+                trained=[agent_id for agent_id, facts in place.facts.items() if facts.trained],
             )
 
     def select(self) -> int:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 
+from lightning_mappa.agents import AgentFacts, load_agent
 from lightning_mappa.errors import DataError
 from lightning_mappa.files import read_json
 from lightning_mappa.models.load import export, load_trained_tensors
-from lightning_mappa.module import AgentModule
 from lightning_mappa.run_folder import RunFolder
-from lightning_mappa.system import LoadedAgent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,15 @@ def joint_selection(folder: RunFolder, agent_ids: Iterable[str]) -> Selection | 
 
 
 def export_agents(
-    folder: RunFolder,
-    agents: Mapping[str, LoadedAgent],
-    modules: Mapping[str, AgentModule],
-    selection: Selection | None,
+    folder: RunFolder, cfg: DictConfig, facts: Mapping[str, AgentFacts], selection: Selection | None
 ) -> None:
-    """Writes export/<agent> for every trained agent: the selected weights, else those of the last step."""
-    for agent_id, module in modules.items():
-        if selection is not None:
-            load_trained_tensors(module.model, load_file(selection.tensors[agent_id]))
-        export(module.model, agents[agent_id].tokenizer, folder.export(agent_id))
+    """Writes export/<agent> for every trained agent: the selected weights, else those that training ended with.
+
+    Everything is read from files, one model at a time: the Trainers may have been in other processes.
+    """
+    for agent_id, one in facts.items():
+        if one.trained:
+            tensors = folder.last_tensors(agent_id) if selection is None else selection.tensors[agent_id]
+            model = load_agent(cfg, one).model
+            load_trained_tensors(model, load_file(tensors))
+            export(model, one.tokenizer, folder.export(agent_id))

@@ -5,33 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from lightning_mappa.agent_trainer import agent_parts, train_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.coaches.base import bind_accounts
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted
 from lightning_mappa.export import export_agents, joint_selection
-from lightning_mappa.module import AgentModule
 from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
 from lightning_mappa.rollout.fingerprint import TOLERANCE
 from lightning_mappa.rollout.ledger import Ledger, RewardSettings
 from lightning_mappa.run_folder import RunFolder, restore_random_states
-from lightning_mappa.runtime.local import LocalRuntime
+from lightning_mappa.runtime.base import Place
+from lightning_mappa.runtime.board import Board
+from lightning_mappa.runtime.place import place_for
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
     Environment,
-    LoadedAgent,
     build_coordinator,
-    build_engine,
     build_environment,
-    load_agents,
     quiet_libraries,
     seed_everything,
 )
@@ -61,18 +57,16 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
     quiet_libraries()
     seed_everything(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
-    with closing(build_environment(cfg, scored=True)) as environment:
-        return _fit(cfg, folder, environment)
+    with closing(build_environment(cfg, scored=True)) as environment, closing(place_for(cfg)) as place:
+        return _fit(cfg, folder, environment, place)
 
 
-def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[str, Any]:
+def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place) -> dict[str, Any]:
     # 1. All that can be wrong with config and data shows here, before there is a folder.
     train_tasks = _tasks(environment.source, "train")
     selection_tasks = _tasks(environment.source, "selection")[: cfg.datamodule.val_limit]
-    agents = load_agents(cfg)
-    engine = build_engine(cfg, agents)
-    coordinator = build_coordinator(cfg, environment, agents, engine)
-    parts = {agent_id: agent_parts(cfg, agent) for agent_id, agent in agents.items() if agent.trained}
+    coordinator = build_coordinator(cfg, environment, place.facts, place.engine)
+    place.prepare()
     ledger_settings = _credit_settings(cfg), _reward_settings(cfg)
     if cfg.resume is None:
         folder.create(cfg)
@@ -90,7 +84,7 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         coach = environment.coach
         record = RunRecord(
             folder,
-            list(agents),
+            list(place.facts),
             progress,
             max_steps=cfg.trainer.max_steps,
             coach=coach,
@@ -104,20 +98,21 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
             folder.rewind(first_step)
             folder.write_config(cfg)
 
-        # 4. Trainers and driver, and the runtime between them.
-        trained = {agent_id: agent.trained for agent_id, agent in agents.items()}
-        runtime = LocalRuntime(
-            Ledger(trained, *ledger_settings, first_version=first_step),
-            engine,
-            tolerances={agent_id: _tolerance(cfg, agent_id) for agent_id in parts},
+        # 4. What Trainers and driver share, and the driver.
+        trained = {agent_id: facts.trained for agent_id, facts in place.facts.items()}
+        ledger = Ledger(trained, *ledger_settings, first_version=first_step)
+        board = Board(
+            ledger,
+            place.engine,
+            place.turns,
+            tolerances={agent_id: _tolerance(cfg, agent_id) for agent_id in ledger.trained_agents},
             first_step=first_step,
             max_steps=cfg.trainer.max_steps,
-            deadline_s=cfg.runtime.deadline_s,
+            staged=place.stages_weights or cfg.runtime.max_staleness > 0,
         )
-        trainers = {agent_id: partial(train_agent, cfg, folder, part, checkpoint) for agent_id, part in parts.items()}
         driver = Driver(
             settings=_driver_settings(cfg),
-            runtime=runtime,
+            board=board,
             coordinator=coordinator,
             train_tasks=train_tasks,
             selection_tasks=selection_tasks,
@@ -129,30 +124,23 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment) -> dict[s
         # 5. Work until the last Trainer has left, then sum up and export.
         with progress, driver.stop.on_signals():
             try:
-                runtime.run(trainers, driver.drive)
+                place.train(board, folder, checkpoint, driver.drive)
             except BaseException as error:
                 record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
                 raise
-        modules = {agent_id: part.module for agent_id, part in parts.items()}
-        return _conclude(folder, record, agents, modules, stopped=driver.stopped)
+        return _conclude(cfg, folder, record, place, stopped=driver.stopped)
 
 
-def _conclude(
-    folder: RunFolder,
-    record: RunRecord,
-    agents: Mapping[str, LoadedAgent],
-    modules: Mapping[str, AgentModule],
-    *,
-    stopped: bool,
-) -> dict[str, Any]:
-    selection = joint_selection(folder, modules)
+def _conclude(cfg: DictConfig, folder: RunFolder, record: RunRecord, place: Place, *, stopped: bool) -> dict[str, Any]:
+    place.close()  # what the Trainers and engines hold is not needed any more
+    selection = joint_selection(folder, [agent_id for agent_id, facts in place.facts.items() if facts.trained])
     summary = record.write_summary(
         status="preempted" if stopped else "done",
         selected_version=None if selection is None else selection.version,
     )
     if stopped:
         raise Preempted(f"stopped after {summary['steps']} steps; go on with: mappa fit resume={folder.path}")
-    export_agents(folder, agents, modules, selection)
+    export_agents(folder, cfg, place.facts, selection)
     print(_last_words(folder, summary))
     return summary
 
@@ -199,6 +187,7 @@ def _driver_settings(cfg: DictConfig) -> DriverSettings:
         val_temperature=data.val_temperature,
         checkpoint_every=trainer.checkpoint_every,
         keep_checkpoints=trainer.keep_checkpoints,
+        max_staleness=cfg.runtime.max_staleness,
     )
 
 

@@ -73,6 +73,10 @@ class RunFolder:
     def agent(self, agent_id: str) -> Path:
         return self.path / "agents" / agent_id
 
+    def last_tensors(self, agent_id: str) -> Path:
+        """The agent's trained tensors as its training ended."""
+        return self.agent(agent_id) / "last.safetensors"
+
     def export(self, agent_id: str) -> Path:
         return self.path / "export" / agent_id
 

@@ -1,4 +1,4 @@
-"""The agents of a config made real: models, tokenizers, engine, tools, and the coordinator that seats them."""
+"""The parts of a config made real: environment, tools, an engine in this process, and the coordinator."""
 
 from __future__ import annotations
 
@@ -15,21 +15,13 @@ import torch
 from lightning.pytorch import seed_everything as pl_seed_everything
 from omegaconf import DictConfig
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from lightning_mappa.agents import AgentFacts, LoadedAgent, Model, with_adapter
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, with_parts
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.models.load import (
-    add_adapter,
-    context_length,
-    end_of_turn_ids,
-    load_model,
-    load_tokenizer,
-    load_trained_tensors,
-    trained_tensors,
-)
+from lightning_mappa.models.load import load_model, load_trained_tensors, trained_tensors
 from lightning_mappa.rollout.coordinator import RolloutCoordinator, SeatContext
 from lightning_mappa.rollout.engine import Engine, SamplingParams
 from lightning_mappa.rollout.transformers_engine import ServedModel, TransformersEngine
@@ -41,19 +33,6 @@ from lightning_mappa.workflows.base import Seat, Workflow
 from lightning_mappa.workflows.conversation import ChatFormat
 from lightning_mappa.workflows.prompts import PromptTemplate
 from lightning_mappa.workflows.seat import AgentSeat, AgentSpec
-
-Model = PreTrainedModel | PeftModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedAgent:
-    """One agent's start: what its Trainer trains, or what is only served when frozen."""
-
-    agent_id: str
-    model: Model
-    tokenizer: PreTrainedTokenizerBase
-    trained: bool
-    context_length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,28 +100,6 @@ def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
     )
 
 
-def load_agents(cfg: DictConfig) -> dict[str, LoadedAgent]:
-    """Every agent's model as it is at policy version 0, the same for the same seed."""
-    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    agents = {}
-    for agent_id, agent in cfg.agents.items():
-        path = agent.model.path
-        if path not in tokenizers:
-            tokenizers[path] = load_tokenizer(path)
-        model: Model = load_model(path, dtype=agent.model.dtype)
-        length = context_length(model, agent.model.context_length)
-        if agent.model.lora is not None and agent.trained:
-            model = _with_adapter(model, agent.model.lora, seed=derive_seed(cfg.seed, "adapter", agent_id))
-        agents[agent_id] = LoadedAgent(
-            agent_id=agent_id,
-            model=model,
-            tokenizer=tokenizers[path],
-            trained=agent.trained,
-            context_length=length,
-        )
-    return agents
-
-
 def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_version: int = 0) -> Engine:
     """An engine with its own copy of every agent's weights.
 
@@ -158,18 +115,18 @@ def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_vers
         if isinstance(agent.model, PeftModel):
             key, adapter = (model_cfg.path, model_cfg.dtype, "adapters"), agent_id
             base = shared.get(key) or load_model(model_cfg.path, dtype=model_cfg.dtype)
-            shared[key] = _with_adapter(base, model_cfg.lora, seed=0, name=agent_id)
+            shared[key] = with_adapter(base, model_cfg.lora, seed=0, name=agent_id)
             load_trained_tensors(shared[key], trained_tensors(agent.model), agent_id)
         else:
-            key = (model_cfg.path, model_cfg.dtype, agent.trained, agent_id if agent.trained else None)
+            key = (model_cfg.path, model_cfg.dtype, agent.facts.trained, agent_id if agent.facts.trained else None)
             shared.setdefault(key, copy.deepcopy(agent.model))
         served[agent_id] = (key, adapter)
     return TransformersEngine(
         {
             agent_id: ServedModel(
                 model=shared[key],
-                eos_token_ids=end_of_turn_ids(agents[agent_id].model, agents[agent_id].tokenizer),
-                context_length=agents[agent_id].context_length,
+                eos_token_ids=agents[agent_id].facts.eos_token_ids,
+                context_length=agents[agent_id].facts.context_length,
                 adapter=adapter,
             )
             for agent_id, (key, adapter) in served.items()
@@ -180,7 +137,7 @@ def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_vers
 
 
 def build_coordinator(
-    cfg: DictConfig, environment: Environment, agents: Mapping[str, LoadedAgent], engine: Engine
+    cfg: DictConfig, environment: Environment, agents: Mapping[str, AgentFacts], engine: Engine
 ) -> RolloutCoordinator:
     """Raises `ConfigError` for a workflow whose agents are not there, or a fault in an agent's prompt template."""
     for agent_id in environment.workflow.agent_ids:
@@ -217,7 +174,7 @@ def build_coordinator(
     )
 
 
-def agent_spec(cfg: DictConfig, environment: Environment, agent: LoadedAgent) -> AgentSpec:
+def agent_spec(cfg: DictConfig, environment: Environment, agent: AgentFacts) -> AgentSpec:
     """What one agent is in every episode. Raises `ConfigError` for a fault in its prompt template."""
     node = cfg.agents[agent.agent_id]
     return AgentSpec(
@@ -231,11 +188,4 @@ def agent_spec(cfg: DictConfig, environment: Environment, agent: LoadedAgent) ->
         context_length=agent.context_length,
         tools=tuple(environment.tools[name] for name in node.tools),
         max_turns=node.max_turns,
-    )
-
-
-def _with_adapter(model: Model, lora: DictConfig, *, seed: int, name: str = "default") -> PeftModel:
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    return add_adapter(
-        model, r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=targets, seed=seed, name=name
     )

@@ -12,7 +12,15 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lightning_mappa.errors import ConfigError, DataError
 from lightning_mappa.models import smollm2
@@ -136,9 +144,27 @@ def load_trained_tensors(
             tensor.copy_(tensors[name])
 
 
+def load_config(path: str) -> tuple[PretrainedConfig, GenerationConfig | None]:
+    """What the model at `model.path` says of itself, without its weights."""
+    source = resolve_path(path)
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {path!r} cannot be loaded as a causal LM ({_first_line(error)})") from error
+    try:
+        return config, GenerationConfig.from_pretrained(source)
+    except OSError:
+        return config, None
+
+
 def context_length(model: PreTrainedModel | PeftModel, override: int | None) -> int:
+    """`context_limit` of a loaded model."""
+    return context_limit(model.config, override)
+
+
+def context_limit(config: PretrainedConfig, override: int | None) -> int:
     """Most tokens that prompt and response may have together: `override` where given, else the model's own."""
-    own: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     if override is None:
         if own is None:
             raise ConfigError("model.context_length: the model's config names no limit; set one")
@@ -149,10 +175,17 @@ def context_length(model: PreTrainedModel | PeftModel, override: int | None) -> 
 
 
 def end_of_turn_ids(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """`turn_end_ids` of a loaded model."""
+    return turn_end_ids(model.config, model.generation_config, tokenizer)
+
+
+def turn_end_ids(
+    config: PretrainedConfig, generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
+) -> frozenset[int]:
     """Every id that ends a turn, as generation config, model config and tokenizer name them."""
     named = [
-        getattr(model.generation_config, "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
+        getattr(generation_config, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
         tokenizer.eos_token_id,
     ]
     return frozenset(one for ids in named if ids is not None for one in (ids if isinstance(ids, list) else [ids]))

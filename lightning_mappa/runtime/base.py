@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
 from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.types import ActionKey, Experience
+
+if TYPE_CHECKING:
+    from lightning_mappa.agents import AgentFacts
+    from lightning_mappa.rollout.engine import Engine
+    from lightning_mappa.run_folder import RunFolder
+    from lightning_mappa.runtime.board import Board, Turns
+
+
+class Place(Protocol):
+    """Where the parts of a run that hold weights are: engine and Trainers."""
+
+    @property
+    def facts(self) -> Mapping[str, AgentFacts]:
+        """Of every agent, in the order of the config."""
+        ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def turns(self) -> Turns: ...
+
+    @property
+    def stages_weights(self) -> bool:
+        """Whether pushed weights wait for `Board.serve` at staleness 0 as well; see `Board`."""
+        ...
+
+    def prepare(self) -> None:
+        """Builds every Trainer's parts. Raises `ConfigError` for what they refuse."""
+        ...
+
+    def train(self, board: Board, folder: RunFolder, checkpoint: Path | None, drive: Callable[[], None]) -> None:
+        """Runs the Trainers and, in this thread, `drive`, until all have ended. Raises the first error of any."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was started. Closing twice is fine."""
+        ...
 
 
 class AgentLink(Protocol):

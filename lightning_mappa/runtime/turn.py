@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 from lightning_mappa.errors import InfrastructureError
 
 Condition = Callable[[], bool]
+
+
+def await_future(name: str, future: Future[Any], what: str, deadline_s: float) -> None:
+    """Until `future` is done, however it ended. Raises `InfrastructureError` after the deadline."""
+    if futures.wait([future], timeout=deadline_s).not_done:
+        raise InfrastructureError(f"{name} waited more than {deadline_s:g} s for {what}")
 
 
 class Turn:
@@ -60,6 +69,10 @@ class Turn:
             self._waiting[name] = (condition, what)
             self._hand_over()
             self._await_turn(name, what)
+
+    def await_result(self, name: str, future: Future[Any], what: str) -> None:
+        """Keeps the turn: what the others do meanwhile would depend on how long the work takes."""
+        await_future(name, future, what, self._deadline_s)
 
     def _await_turn(self, name: str, what: str) -> None:
         arrived = self._changed.wait_for(

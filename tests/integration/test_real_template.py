@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import lightning_mappa.fit
+import lightning_mappa.runtime.local
 from lightning_mappa import evaluate
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models import smollm2
@@ -51,7 +51,7 @@ def test_generated_from_is_trained_on(folder, tmp_path, monkeypatch):
         return "6 * 7" if request.agent_id == "solver" else r"\boxed{42}"
 
     engine = ScriptedEngine(script, tokenizer)
-    monkeypatch.setattr(lightning_mappa.fit, "build_engine", lambda cfg, agents: engine)
+    monkeypatch.setattr(lightning_mappa.runtime.local, "build_engine", lambda cfg, agents: engine)
     probes.TRAINED.clear()
     summary = run_fit(
         tmp_path / "run",

@@ -6,39 +6,36 @@ import pytest
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.rollout.ledger import Ledger, RewardSettings
-from lightning_mappa.runtime.local import LocalRuntime
+from lightning_mappa.runtime.board import DRIVER, Board
+from lightning_mappa.runtime.local import run_threads
+from lightning_mappa.runtime.turn import Turn
 from lightning_mappa.testing import ScriptedEngine, char_tokenizer
 
 AGENTS = ("driver", "navigator", "reviewer")
 """The name of one is what one might call the thread that drives the run."""
 
 
-def make_runtime(max_steps: int = 1) -> LocalRuntime:
+def make_board(max_steps: int = 1) -> Board:
     ledger = Ledger(dict.fromkeys(AGENTS, True), CreditSettings(), RewardSettings())
     engine = ScriptedEngine(lambda request, prompt: "", char_tokenizer())
-    return LocalRuntime(
-        ledger,
-        engine,
-        tolerances=dict.fromkeys(ledger.trained_agents, 1e-3),
-        first_step=0,
-        max_steps=max_steps,
-        deadline_s=10.0,
-    )
+    turns = Turn((DRIVER, *AGENTS), deadline_s=10.0)
+    tolerances = dict.fromkeys(AGENTS, 1e-3)
+    return Board(ledger, engine, turns, tolerances=tolerances, first_step=0, max_steps=max_steps)
 
 
 def run_to_the_first_boundary(body, folder, published):
     """Every agent saves a part before step 0, and then the run is over. Notes what was published."""
-    runtime = make_runtime()
+    board = make_board()
 
     def drive():
-        while (job := runtime.next_job()) is not None:
+        while (job := board.next_job()) is not None:
             if job.kind == "publish":
                 published.append(sorted(path.name for path in folder.iterdir()))
-                runtime.post_published()
+                board.post_published()
             else:
-                runtime.end(-1, folder)
+                board.end(-1, folder)
 
-    runtime.run(dict.fromkeys(AGENTS, body), drive)
+    run_threads(board, dict.fromkeys(AGENTS, body), drive)
 
 
 def save(link):
