@@ -1,65 +1,23 @@
-"""Everything that can be wrong with a config beyond the type of a value, each rule with one sentence."""
+"""Everything that can be wrong with a config beyond the type of a value, each rule with one sentence.
+
+Single keys: `bounds`; agents: `agent_checks`; engines, ranks and the runtime: `scale_checks`.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_mappa.algorithm.choices import ALGORITHM_OPTIONS, check_choice
+from lightning_mappa.agent_checks import check_agents
+from lightning_mappa.algorithm.choices import check_choice
+from lightning_mappa.bounds import ABOVE, AT_LEAST, CHOICES, check_bound
 from lightning_mappa.build import check_target
-from lightning_mappa.errors import ConfigError, NotAvailableError
-
-CHOICES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **ALGORITHM_OPTIONS,
-    "engine.name": (("transformers",), ("vllm",)),
-    "runtime.name": (("local",), ("ray",)),
-    "strategy": (("single_device",), ("ddp", "fsdp", "zero1", "zero2", "zero3", "zero3_offload")),
-    "trainer.accelerator": (("cpu",), ("auto", "cuda", "gpu", "mps", "tpu")),
-}
-"""Option -> (allowed values, documented values that this version does not build)."""
-
-DTYPES = ("float32", "bfloat16", "float64")
-
-AT_LEAST: Mapping[str, float] = {
-    "seed": 0,
-    "n_cases": 28,  # two of every audit template
-    "optimizer.lr": 0,
-    "optimizer.weight_decay": 0,
-    "algorithm.process_weight": 0,
-    "algorithm.outcome_weight": 0,
-    "algorithm.mini_batch_size": 1,
-    "algorithm.micro_batch_size": 1,
-    "algorithm.logprob_chunk_size": 1,
-    "algorithm.max_skipped_steps": 1,
-    "datamodule.rollout_batch_size": 1,
-    "datamodule.n_samples_per_prompt": 1,
-    "datamodule.max_episodes_in_flight": 1,
-    "datamodule.val_n_samples": 1,
-    "datamodule.val_temperature": 0,
-    "datamodule.val_limit": 1,
-    "datamodule.report_limit": 1,
-    "engine.max_batch_size": 1,
-    "runtime.num_threads": 1,
-    "runtime.max_staleness": 0,
-    "trainer.max_steps": 1,
-    "trainer.val_check_interval": 1,
-    "trainer.checkpoint_every": 1,
-    "trainer.keep_checkpoints": 1,
-}
-
-ABOVE: Mapping[str, float] = {
-    "optimizer.grad_clip": 0,
-    "algorithm.clip_ratio_low": 0,
-    "algorithm.clip_ratio_high": 0,
-    "algorithm.dual_clip": 1,
-    "algorithm.rollout_correction": 0,
-    "datamodule.temperature": 0,
-    "runtime.deadline_s": 0,
-}
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.scale_checks import check_scale
 
 GROUPS = ("tools", "callbacks", "logger")
 """Mappings whose every entry is a node with a `_target_`."""
@@ -77,11 +35,8 @@ def check(cfg: DictConfig) -> None:
         check_choice(key, OmegaConf.select(cfg, key), allowed, later=later)
     _check_optimizer(cfg)
     _check_algorithm(cfg)
-    _check_agents(cfg)
-    if cfg.runtime.max_staleness > 0:
-        raise NotAvailableError(
-            f"runtime.max_staleness={cfg.runtime.max_staleness} is not available in this version; allowed: 0"
-        )
+    check_agents(cfg)
+    check_scale(cfg)
     _check_targets(cfg)
     _check_weight_sync(cfg)
 
@@ -130,19 +85,9 @@ def _target_nodes(node: Any, key: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _check_bounds(cfg: DictConfig) -> None:
     for key, bound in AT_LEAST.items():
-        _bound(key, OmegaConf.select(cfg, key), at_least=bound)
+        check_bound(key, OmegaConf.select(cfg, key), at_least=bound)
     for key, bound in ABOVE.items():
-        _bound(key, OmegaConf.select(cfg, key), above=bound)
-
-
-def _bound(key: str, value: float | None, *, at_least: float | None = None, above: float | None = None) -> None:
-    """None passes: a field that may be None is then switched off."""
-    if value is None:
-        return
-    if at_least is not None and not at_least <= value < float("inf"):
-        raise ConfigError(f"{key} is {value}; allowed: {at_least} or more")
-    if above is not None and not above < value < float("inf"):
-        raise ConfigError(f"{key} is {value}; allowed: more than {above}")
+        check_bound(key, OmegaConf.select(cfg, key), above=bound)
 
 
 def _check_optimizer(cfg: DictConfig) -> None:
@@ -172,49 +117,6 @@ def _check_algorithm(cfg: DictConfig) -> None:
             f"datamodule.rollout_batch_size x datamodule.n_samples_per_prompt is {episodes}, less than "
             f"algorithm.mini_batch_size={algorithm.mini_batch_size}: raise the first or lower the last"
         )
-
-
-def _check_agents(cfg: DictConfig) -> None:
-    if not any(agent.trained for agent in cfg.agents.values()):
-        raise ConfigError(f"no agent is trained: set agents.<name>.trained=true for one of {', '.join(cfg.agents)}")
-    bases: dict[str, tuple[str, DictConfig]] = {}
-    for agent_id, agent in cfg.agents.items():
-        key = f"agents.{agent_id}"
-        _bound(f"{key}.lr", agent.lr, at_least=0)
-        _bound(f"{key}.max_turns", agent.max_turns, at_least=1)
-        _bound(f"{key}.max_new_tokens", agent.max_new_tokens, at_least=1)
-        allowed, later = CHOICES["strategy"]
-        check_choice(f"{key}.strategy", agent.strategy, allowed, later=later)
-        for name in agent.tools:
-            if name not in cfg.tools:
-                listed = ", ".join(cfg.tools) or "none is configured"
-                raise ConfigError(f"{key}.tools names {name!r}, which is no key of tools; allowed: {listed}")
-        _check_model(f"{key}.model", agent.model)
-        first_key, first = bases.setdefault(agent.model.path, (key, agent.model))
-        if (first.lora is None) != (agent.model.lora is None) or first.dtype != agent.model.dtype:
-            raise ConfigError(
-                f"{first_key}.model and {key}.model are both {agent.model.path} but differ in lora or dtype: "
-                "agents on one base share it"
-            )
-    named = cfg.workflow.get("order") or []
-    for agent_id in named:
-        if agent_id not in cfg.agents:
-            raise ConfigError(f"workflow.order names {agent_id!r}, no key of agents; allowed: {', '.join(cfg.agents)}")
-
-
-def _check_model(key: str, model: DictConfig) -> None:
-    check_choice(f"{key}.dtype", model.dtype, DTYPES)
-    _bound(f"{key}.context_length", model.context_length, at_least=2)
-    lora = model.lora
-    if lora is None:
-        return
-    _bound(f"{key}.lora.r", lora.r, at_least=1)
-    _bound(f"{key}.lora.alpha", lora.alpha, at_least=1)
-    if not 0 <= lora.dropout < 1:
-        raise ConfigError(f"{key}.lora.dropout is {lora.dropout}; allowed: from 0 to below 1")
-    modules = lora.target_modules
-    if modules != "all-linear" and (isinstance(modules, str) or not modules):
-        raise ConfigError(f"{key}.lora.target_modules is {modules!r}; allowed: all-linear or a list of modules")
 
 
 def _check_targets(cfg: DictConfig) -> None:

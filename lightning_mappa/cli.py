@@ -1,4 +1,4 @@
-"""`mappa fit | validate | test | predict | audit | doctor`: from a command line to one checked config and exit code."""
+"""`mappa fit | plan | validate | …`: from a command line to one checked config and exit code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from lightning_mappa.checks import CHOICES, check, check_folders
+from lightning_mappa.bounds import CHOICES
+from lightning_mappa.checks import check, check_folders
 from lightning_mappa.config import run_folder_name, structured, unknown_key
 from lightning_mappa.errors import ConfigError, ExitCode, MappaError, NotAvailableError
+from lightning_mappa.scale_checks import check_packages
 
 COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "fit": ("lightning_mappa.fit", ()),
@@ -30,6 +32,8 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "test": ("lightning_mappa.evaluate", ("run",)),
     "predict": ("lightning_mappa.evaluate", ("run", "inputs")),
     "audit": ("lightning_mappa.audit.audit", ()),
+    "plan": ("lightning_mappa.plan.plan", ()),
+    "export": ("lightning_mappa.export", ("run",)),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
 PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
@@ -37,12 +41,17 @@ PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
 
 USAGE = """\
 usage: mappa fit [overrides]
+       mappa plan [plan.json=true] [overrides]
        mappa validate RUN [overrides]
        mappa test RUN [overrides]
        mappa predict RUN QUESTION_OR_FILE [overrides]
+       mappa export RUN [agent=NAME] [version=N|selected|last] [to=FOLDER]
        mappa audit [coach=OPTION] [held_out=true] [overrides]
        mappa doctor [--json] [tools.python.KEY=VALUE]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
+
+SHORT: Mapping[str, Mapping[str, str]] = {"export": {name: f"export.{name}" for name in ("agent", "version", "to")}}
+"""Command -> names that stand for keys of its own, where the name alone would be another key or a group."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 FIXED = ("seed", "agents", "model", "prompts", "workflow", "strategy", "optimizer", "experiment", "sweep")
@@ -142,6 +151,7 @@ def prepare(command: str, cfg: DictConfig) -> DictConfig:
     cfg = structured(cfg)
     check(cfg)
     if command == "fit":
+        check_packages(cfg)
         check_folders(cfg)
     return cfg
 
@@ -166,14 +176,18 @@ def of_run(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def name_positionals(command: str, arguments: Sequence[str]) -> list[str]:
-    """`RUN` and `QUESTION` as the overrides `run=…` and `inputs=…`; everything else as it is."""
+    """`RUN` and `QUESTION` as the overrides `run=…` and `inputs=…`, short names in full; everything else as it is."""
     _, keys = COMMANDS[command]
+    short = SHORT.get(command, {})
     given = [argument.partition("=")[0] for argument in arguments if "=" in argument]
     free = [key for key in keys if key not in given]
     named = []
     after_option = False
     for argument in arguments:
-        if after_option or argument.startswith("-") or OVERRIDE.match(argument):
+        name, equals, value = argument.partition("=")
+        if equals and name in short and not after_option:
+            named.append(f"{short[name]}={value}")
+        elif after_option or argument.startswith("-") or OVERRIDE.match(argument):
             named.append(argument)
         elif free:
             named.append(f"{free.pop(0)}={quote(argument)}")

