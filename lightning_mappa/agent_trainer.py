@@ -51,7 +51,7 @@ def agent_parts(cfg: DictConfig, agent: LoadedAgent) -> AgentParts:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks.{name} is a {type(callback).__name__}; allowed: a Lightning Callback")
     loggers = [build(node, f"logger.{name}", name=agent.agent_id) for name, node in cfg.logger.items()]
-    return AgentParts(module=_module(cfg, agent), callbacks=callbacks, loggers=loggers)
+    return AgentParts(module=agent_module(cfg, agent), callbacks=callbacks, loggers=loggers)
 
 
 def train_agent(
@@ -79,10 +79,12 @@ def train_agent(
     part = None if checkpoint is None else checkpoint / f"{agent_id}.ckpt"
     trainer.fit(parts.module, datamodule=RolloutDataModule(link), ckpt_path=part, weights_only=True)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in parts.module.full_tensors()}
-    save_file(tensors, folder.last_tensors(agent_id))
+    path = folder.last_tensors(agent_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
 
 
-def _module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:
+def agent_module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:
     node = cfg.agents[agent.agent_id]
     optimizer: Any = OmegaConf.to_container(cfg.optimizer)
     settings: dict[str, Any] = {
