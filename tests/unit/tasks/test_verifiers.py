@@ -1,0 +1,323 @@
+r"""The cases on which graders of mathematics go wrong, under every rule, and verifiers under attack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from lightning_mappa.errors import ConfigError
+from lightning_mappa.tasks import free_form
+from lightning_mappa.tasks.free_form import FreeFormVerifier
+from lightning_mappa.tasks.verifiers import Grade, GradeStatus, IntegerVerifier, LetterVerifier, Verifier
+from tests.packages import needs
+
+RIGHT, WRONG, NONE = GradeStatus.RIGHT, GradeStatus.WRONG, GradeStatus.NO_ANSWER
+
+
+@pytest.fixture(scope="module")
+def verifiers():
+    found: dict[str, Verifier] = {"aime": IntegerVerifier(0, 999), "amc": IntegerVerifier(), "letter": LetterVerifier()}
+    with contextlib.suppress(ConfigError):
+        found["free"] = FreeFormVerifier(limit_s=2.0)
+    yield found
+    if "free" in found:
+        found["free"].close()  # type: ignore[attr-defined]
+
+
+def status(verifier: Verifier, text: str, gold: object) -> GradeStatus:
+    return verifier.grade(verifier.answer(text), verifier.reference(gold)).status
+
+
+# -- what lenient graders get wrong (reference 70 unless said otherwise) ----------------------------------------
+
+CASES = [
+    # text, reference, integer rule, free form
+    (r"\boxed{70\%}", "70", NONE, WRONG),  # 70/100
+    (r"\boxed{7000\%}", "70", NONE, RIGHT),
+    (r"\boxed{m+n=70}", "70", NONE, RIGHT),
+    (r"\boxed{\{70\}}", "70", NONE, RIGHT),
+    (r"\boxed{70 cm}", "70", NONE, RIGHT),
+    (r"\boxed{70\text{ cm}}", "70", NONE, RIGHT),
+    (r"\boxed{70^\circ}", "70", NONE, RIGHT),
+    (r"\boxed{33}, wait, \boxed{27}", "27", RIGHT, RIGHT),  # joined to a set by math-verify alone
+    (r"\boxed{27}, wait, \boxed{33}", "27", WRONG, WRONG),
+    ("70 or 71", "71", NONE, NONE),
+    (r"\boxed{70 or 71}", "71", NONE, WRONG),
+    ("`$70$` is wrong; the answer is `$71$`", "71", NONE, NONE),
+    (r"\boxed{70", "70", NONE, NONE),
+    (r"\fbox{70}", "70", RIGHT, RIGHT),
+    (r"\boxed{７０}", "70", NONE, WRONG),  # noqa: RUF001
+    (r"\boxed{1e3}", "1000", NONE, WRONG),
+    (r"\boxed{070}", "70", RIGHT, RIGHT),
+    (r"\boxed{$70$}", "70", RIGHT, RIGHT),
+    (r"\boxed{1,000}", "1000", RIGHT, RIGHT),
+    ("", "70", NONE, NONE),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "expected"), [(t, g, i) for t, g, i, _ in CASES])
+def test_the_integer_rule(verifiers, text, gold, expected):
+    assert status(verifiers["amc"], text, gold) is expected
+
+
+@needs("math_verify")
+@pytest.mark.parametrize(("text", "gold", "expected"), [(t, g, f) for t, g, _, f in CASES])
+def test_the_free_form_rule(verifiers, text, gold, expected):
+    assert status(verifiers["free"], text, gold) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{B}", RIGHT),
+        (r"\boxed{(B)}", RIGHT),
+        ("Answer: (B)", RIGHT),
+        ("The answer is **B**.", RIGHT),
+        ("the final answer is $B$", RIGHT),
+        (r"\boxed{\textbf{(B)}\ 7}", RIGHT),
+        (r"\boxed{\text{(B) }\frac{1}{2}}", RIGHT),
+        (r"\boxed{\text{B}}", RIGHT),
+        (r"\boxed{\textbf{B.}}", RIGHT),
+        (r"\boxed{b}", RIGHT),
+        (r"Answer: (A). No: \boxed{B}", RIGHT),
+        ("Answer: A. Wait. Answer: B", RIGHT),
+        (r"\boxed{A}", WRONG),
+        ("Answer: (C)", WRONG),
+        (r"\boxed{F}", NONE),  # no choice
+        (r"\boxed{AB}", NONE),
+        (r"\boxed{Bx}", NONE),
+        (r"\boxed{B \text{ or } C}", NONE),
+        (r"\boxed{7}", NONE),
+        ("Answer: Because", NONE),
+        ("B", NONE),
+        ("", NONE),
+    ],
+)
+def test_the_letter_rule(verifiers, text, expected):
+    assert status(verifiers["letter"], text, "B") is expected
+
+
+@needs("math_verify")
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        (r"\frac{2}{4}", r"\frac12", RIGHT),
+        ("0.5", r"\frac{1}{2}", RIGHT),
+        (r"50\%", r"\frac{1}{2}", RIGHT),
+        (r"50\%", r"50\%", RIGHT),
+        ("50", r"50\%", WRONG),
+        (r"2\sqrt2", r"\sqrt{8}", RIGHT),
+        ("(x+1)^2", "x^2+2x+1", RIGHT),
+        ("x^2+1", "x^2+2x+1", WRONG),
+        (r"\text{Evelyn}", "Evelyn", RIGHT),
+        ("(1,2)", "(1,2]", WRONG),
+        ("(1,2)", r"\{1,2\}", RIGHT),  # an interval is taken for a set
+        (r"\{1,2\}", "(1,2)", RIGHT),
+        ("3.14", r"\pi", WRONG),
+        (r"\frac{", "1", WRONG),
+        ("(B)", "B", RIGHT),
+    ],
+)
+def test_expressions(verifiers, answer, gold, expected):
+    assert status(verifiers["free"], rf"so \boxed{{{answer}}}", gold) is (NONE if answer == r"\frac{" else expected)
+
+
+# -- references -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "stored"),
+    [
+        ("aime", "080 or 081 (both were accepted)", "80 or 81"),
+        ("aime", "007", "7"),
+        ("amc", 142.0, "142"),
+        ("amc", -4.0, "-4"),
+        ("amc", 338551.0, "338551"),
+        ("letter", "B", "B"),
+        ("letter", r"\textbf{(e)}", "E"),
+        pytest.param("free", r" \frac12 ", r"\frac12", marks=needs("math_verify")),
+        pytest.param("free", 3, "3", marks=needs("math_verify")),
+    ],
+)
+def test_references_as_they_are_stored(verifiers, name, raw, stored):
+    assert verifiers[name].reference(raw) == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("aime", 1000, "not a whole number from 0 to 999"),
+        ("aime", "-1", "not a whole number from 0 to 999"),
+        ("amc", "B", "not a whole number"),
+        ("amc", 0.5, "not a whole number"),
+        ("letter", "F", "not one of the letters ABCDE"),
+        ("letter", 2, "not one of the letters ABCDE"),
+        pytest.param("free", " ", "not an answer", marks=needs("math_verify")),
+        pytest.param("free", None, "not an answer", marks=needs("math_verify")),
+    ],
+)
+def test_references_of_another_form_are_refused(verifiers, name, raw, message):
+    with pytest.raises(ValueError, match=message):
+        verifiers[name].reference(raw)
+
+
+def test_alternatives_are_both_right(verifiers):
+    gold = "080 or 081 (both were accepted)"
+    assert [status(verifiers["aime"], rf"\boxed{{{n}}}", gold) for n in (80, "081", 82)] == [RIGHT, RIGHT, WRONG]
+
+
+def test_signs_and_sizes_of_amc(verifiers):
+    assert status(verifiers["amc"], r"\boxed{-4}", -4.0) is RIGHT
+    assert status(verifiers["amc"], r"\boxed{4}", -4.0) is WRONG
+    assert status(verifiers["amc"], r"\boxed{338{,}551}", 338551.0) is RIGHT
+
+
+def test_what_counts_as_wrong_and_what_as_nothing():
+    values = {status: Grade(status=status).value for status in GradeStatus}
+    assert values.pop(GradeStatus.RIGHT) == 1.0
+    assert {status for status, value in values.items() if value is None} == {
+        GradeStatus.NO_REFERENCE,
+        GradeStatus.BAD_REFERENCE,
+        GradeStatus.UNAVAILABLE,
+    }
+    assert {value for value in values.values() if value is not None} == {0.0}
+
+
+@pytest.mark.parametrize("letters", ["", "AAB", "A-E", "É"])
+def test_choices_that_are_no_letters_are_refused(letters):
+    with pytest.raises(ConfigError, match="letters="):
+        LetterVerifier(letters)
+
+
+# -- a verifier under attack ------------------------------------------------------------------------------------
+
+
+@needs("math_verify")
+def test_an_answer_that_computes_for_ever_is_wrong_in_time(verifiers):
+    """Five seconds by math-verify's own limit, and no limit at all in a thread."""
+    verifier = FreeFormVerifier(limit_s=0.4)
+    try:
+        assert verifier.grade("2", "3").status is WRONG  # the process is up
+        start = time.monotonic()
+        grade = verifier.grade("9^{9^{9^9}}", "9")
+        assert time.monotonic() - start < 2.0
+        assert grade.status is GradeStatus.TIMEOUT
+        assert grade.value == 0.0
+        assert "more than 0.4 s" in grade.detail
+        start = time.monotonic()
+        assert verifier.grade("9^{9^{9^9}}", "9") == grade
+        assert time.monotonic() - start < 0.05, "the same answer costs its time only once"
+        assert verifier.grade(r"\frac{6}{2}", "3").status is RIGHT  # a new process
+    finally:
+        verifier.close()
+
+
+@needs("math_verify")
+def test_it_works_in_a_thread(verifiers):
+    found: list[Grade] = []
+    thread = threading.Thread(target=lambda: found.append(verifiers["free"].grade("0.25", r"\frac14")))
+    thread.start()
+    thread.join()
+    assert found[0].status is RIGHT
+
+
+@needs("math_verify")
+def test_an_answer_without_end_is_not_looked_at(verifiers):
+    start = time.monotonic()
+    assert verifiers["free"].grade("1+" * 5000 + "1", "3").status is GradeStatus.TOO_LONG
+    assert time.monotonic() - start < 0.1
+
+
+@needs("math_verify")
+def test_an_answer_that_eats_memory_is_wrong_and_the_next_is_compared():
+    verifier = FreeFormVerifier(limit_s=5.0, memory_mb=600)
+    try:
+        grade = verifier.grade("3^{10^{10}}+1", "3^{10^{10}}+2")
+        assert grade.status in (GradeStatus.CRASHED, GradeStatus.TIMEOUT, WRONG)
+        assert grade.value == 0.0
+        assert verifier.grade("0.5", r"\frac12").status is RIGHT
+    finally:
+        verifier.close()
+
+
+@needs("math_verify")
+def test_a_reference_that_is_not_mathematics_says_nothing_of_the_answer(verifiers):
+    grade = verifiers["free"].grade("7", "")
+    assert grade.status is GradeStatus.BAD_REFERENCE
+    assert grade.value is None
+
+
+@needs("math_verify")
+def test_a_process_that_is_killed_is_an_answer_s_fault_once_and_starts_again():
+    verifier = FreeFormVerifier()
+    try:
+        assert verifier.grade("0.5", r"\frac12").status is RIGHT
+        child = verifier._process._child
+        assert child is not None
+        child.kill()
+        child.wait()
+        assert verifier.grade("0.25", r"\frac14").status is RIGHT
+    finally:
+        verifier.close()
+    assert child.poll() is not None
+
+
+@needs("math_verify")
+def test_a_process_that_does_not_start_is_no_fault_of_the_answer(monkeypatch):
+    monkeypatch.setattr(free_form.sys, "executable", "/nowhere/python")
+    grade = FreeFormVerifier().grade("0.5", r"\frac12")
+    assert grade.status is GradeStatus.UNAVAILABLE
+    assert grade.value is None
+    assert "cannot be started" in grade.detail
+
+
+@needs("math_verify")
+def test_the_process_ends_with_the_one_that_uses_it(tmp_path):
+    """Killed while its child is busy: the child's own alarm ends it."""
+    program = textwrap.dedent(
+        """
+        import os, sys, threading, time
+        from lightning_mappa.tasks.free_form import FreeFormVerifier
+        verifier = FreeFormVerifier(limit_s=1.0)
+        verifier.grade("0.5", "1")
+        print(verifier._process._child.pid, flush=True)
+        threading.Thread(target=verifier.grade, args=("9^{9^{9^9}}", "9"), daemon=True).start()
+        time.sleep(0.2)
+        os.kill(os.getpid(), 9)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and _runs(pid):
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_math_verify_is_an_extra(monkeypatch):
+    monkeypatch.setattr(free_form, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"lightning-mappa\[math\]"):
+        FreeFormVerifier()
+
+
+@needs("math_verify")
+@pytest.mark.parametrize("setting", [{"limit_s": 0}, {"max_chars": 0}, {"memory_mb": -1}])
+def test_settings_out_of_range_are_refused(setting):
+    with pytest.raises(ConfigError, match=r"must be more than 0"):
+        FreeFormVerifier(**setting)
