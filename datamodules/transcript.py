@@ -41,8 +41,12 @@ class TranscriptDataModule(RolloutDataModule):
     """
 
     def __init__(self, path: str, agent_id: str, credit: CreditSettings | None = None) -> None:
+        steps = RecordedSteps(path)
+        agents = sorted({e.agent_id for e in steps[min(steps)].experiences})
+        if agent_id not in agents:
+            raise ConfigError(f"agent_id={agent_id!r} is not in {path}; recorded are {', '.join(agents) or 'none'}")
         # Not the whole of an AgentLink: what needs the rest of it finds that missing and refuses.
-        super().__init__(cast(AgentLink, RecordedLink(path, agent_id, credit or CreditSettings())))
+        super().__init__(cast(AgentLink, RecordedLink(steps, agent_id, credit or CreditSettings())))
 
     @override
     def val_dataloader(self) -> Any:
@@ -61,22 +65,38 @@ class RecordedStep:
     cut_episodes: frozenset[str]
 
 
-class RecordedLink:
-    """What an `AgentLink` says of the experience of a run, said by its transcripts."""
+class RecordedSteps(Mapping[int, RecordedStep]):
+    """The steps of a run folder or a folder of transcripts, each read when it is asked for.
 
-    def __init__(self, path: str | Path, agent_id: str, settings: CreditSettings) -> None:
-        self.agent_id = agent_id
+    Raises `ConfigError` where there are none, `DataError` where one is missing or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
         self._files = step_files(path)
-        self.first_step = min(self._files)
-        self.max_steps = max(self._files) + 1
+
+    def __getitem__(self, step: int) -> RecordedStep:
+        return read_step(self._files[step], step)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+class RecordedLink:
+    """What an `AgentLink` says of the experience of a run, said by `steps`, which follow one another."""
+
+    def __init__(self, steps: Mapping[int, RecordedStep], agent_id: str, settings: CreditSettings) -> None:
+        self.agent_id = agent_id
+        self.first_step = min(steps)
+        self.max_steps = max(steps) + 1
+        self._steps = steps
         self._settings = settings
-        self._step = read_step(self._files[self.first_step], self.first_step)
-        agents = sorted({e.agent_id for e in self._step.experiences})
-        if agent_id not in agents:
-            raise ConfigError(f"agent_id={agent_id!r} is not in {path}; recorded are {', '.join(agents) or 'none'}")
+        self._step = steps[self.first_step]
 
     def experience(self, step: int) -> Sequence[Experience]:
-        self._step = read_step(self._files[step], step)
+        self._step = self._steps[step]
         return [e for e in self._step.experiences if e.agent_id == self.agent_id]
 
     def exchange(

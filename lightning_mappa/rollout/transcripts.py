@@ -11,7 +11,20 @@ from typing import Any
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionRow, action_advantage
 from lightning_mappa.errors import DataError
 from lightning_mappa.files import write_atomically
-from lightning_mappa.types import Action, ActionKey, Episode, ScoredEpisode, Verdict
+from lightning_mappa.types import (
+    Action,
+    ActionKey,
+    ActionStatus,
+    Episode,
+    EpisodeStatus,
+    ScoredEpisode,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    Verdict,
+)
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -54,6 +67,54 @@ def read_transcript(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise DataError(f"{path}, line {number}: not JSON ({error})") from error
             yield record
+
+
+def read_episodes(path: Path) -> list[ScoredEpisode]:
+    """The episodes of one file, in its order, with the verdicts as they were recorded.
+
+    Raises `DataError` with file and line number when a line is damaged, or an action is not where its index says.
+    """
+    episodes: dict[str, tuple[Episode, list[Verdict]]] = {}
+    for number, record in enumerate(read_transcript(path), start=1):
+        try:
+            episode, verdicts = episodes.setdefault(record["episode_id"], (_episode(record), []))
+            if record["index"] < 0:
+                continue
+            if record["index"] != len(verdicts):
+                raise ValueError(f"action {record['index']} follows {len(verdicts)} actions of its episode")
+            verdicts.append(Verdict(**record["verdict"]))
+            actions = (*episode.actions, _action(record))
+            episodes[episode.id] = dataclasses.replace(episode, actions=actions), verdicts
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}, line {number}: {type(error).__name__} {error}") from error
+    return [ScoredEpisode(episode=episode, verdicts=tuple(verdicts)) for episode, verdicts in episodes.values()]
+
+
+def _episode(record: Mapping[str, Any]) -> Episode:
+    ended = record["episode"]
+    return Episode(
+        id=record["episode_id"],
+        task=Task(**record["task"]),
+        actions=(),
+        sample=record["sample"],
+        **{**ended, "status": EpisodeStatus(ended["status"])},
+    )
+
+
+def _action(record: Mapping[str, Any]) -> Action:
+    fields = {field.name: record[field.name] for field in dataclasses.fields(Action)}
+    for name in ("prompt_ids", "response_ids", "rollout_log_probs"):
+        fields[name] = tuple(fields[name])
+    results = [{**result, "status": ToolStatus(result["status"])} for result in fields["tool_results"]]
+    return Action(
+        **{
+            **fields,
+            "status": ActionStatus(fields["status"]),
+            "stop_reason": StopReason(fields["stop_reason"]),
+            "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"]),
+            "tool_results": tuple(ToolResult(**result) for result in results),
+        }
+    )
 
 
 def _episode_fields(episode: Episode) -> dict[str, Any]:
