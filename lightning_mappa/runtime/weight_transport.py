@@ -6,6 +6,7 @@ once per node, however many engines read it there.
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,14 +117,16 @@ class StoredWeights:
             n_bytes += sum(one.n_bytes for one in bucket.tensors)
         return cls(refs=tuple(refs), n_bytes=n_bytes)
 
-    def fetch(self, timeout_s: float) -> list[Bucket]:
+    async def fetch(self, timeout_s: float) -> list[Bucket]:
         """The buckets, in shared memory. Raises `InfrastructureError` when one is lost or does not come in time."""
         import ray
 
         try:
-            return ray.get(list(self.refs), timeout=timeout_s)
-        except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError) as error:
-            raise InfrastructureError(f"weights in Ray's object store cannot be fetched: {error}") from error
+            return await asyncio.wait_for(asyncio.gather(*self.refs), timeout_s)
+        except (ray.exceptions.ObjectLostError, TimeoutError) as error:
+            raise InfrastructureError(
+                f"weights in Ray's object store cannot be fetched: {error or f'not there after {timeout_s:g} s'}"
+            ) from error
 
 
 def _room(n_bytes: int) -> NDArray[np.uint8]:
