@@ -52,6 +52,8 @@ AT_LEAST: Mapping[str, float] = {
     "plan.nodes": 1,
     "plan.gpus_per_node": 0,
     "plan.task_tokens": 1,
+    "recoach.max_steps": 1,
+    "recoach.update_steps": 0,
 }
 
 ABOVE: Mapping[str, float] = {

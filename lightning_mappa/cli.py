@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "audit": ("lightning_mappa.audit.audit", ()),
     "plan": ("lightning_mappa.plan.plan", ()),
     "export": ("lightning_mappa.export", ("run",)),
+    "recoach": ("lightning_mappa.recoach.recoach", ("run",)),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
 PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
@@ -47,6 +48,7 @@ usage: mappa fit [overrides]
        mappa predict RUN QUESTION_OR_FILE [overrides]
        mappa export RUN [agent=NAME] [version=N|selected|last] [to=FOLDER]
        mappa audit [coach=OPTION] [held_out=true] [overrides]
+       mappa recoach RUN [coach=OPTION] [coach.rubric=NAME] [algorithm.KEY=VALUE] [recoach.KEY=VALUE]
        mappa doctor [--json] [tools.python.KEY=VALUE]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
 

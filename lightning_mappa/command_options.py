@@ -31,3 +31,17 @@ class ExportConfig:
     """A policy version, `selected` or `last`; None is selected where a version was, else last."""
     to: str | None = None
     """A folder that gets one folder per agent; None is the run's own export/."""
+
+
+@dataclass
+class RecoachConfig:
+    """recoach: what is asked anew of a recorded run, and what the report is called."""
+
+    name: str | None = None
+    """RUN/recoach-<name>.json; None: the coach's name and a hash of its config."""
+    rescore: bool = False
+    """Ask the coach also where its config is the run's own; what it says twice may differ."""
+    max_steps: int | None = None
+    """The first so many recorded steps; None: all."""
+    update_steps: int = 1
+    """Of so many first steps the policy gradients are compared; 0 loads no weights."""

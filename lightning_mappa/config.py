@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_mappa.command_options import ExportConfig, PlanConfig
+from lightning_mappa.command_options import ExportConfig, PlanConfig, RecoachConfig
 from lightning_mappa.errors import ConfigError
 
 
@@ -205,6 +205,7 @@ class FitConfig:
     """audit: from the templates kept for reports."""
     plan: PlanConfig = field(default_factory=PlanConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    recoach: RecoachConfig = field(default_factory=RecoachConfig)
 
 
 def allowed_keys(path: Sequence[str]) -> list[str] | None:

@@ -22,10 +22,11 @@ from lightning_mappa.coaches.base import (
     accounts,
     ask,
     bind_accounts,
+    check_coach,
+    close_coach,
     end_batch,
     shown_to,
     verdicts_of,
-    with_parts,
 )
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.files import write_json
@@ -48,10 +49,7 @@ def audit(cfg: DictConfig) -> dict[str, Any]:
     try:
         report = asyncio.run(_checked_audit(coach, cfg, folder))
     finally:
-        for part in with_parts(coach):
-            close = getattr(part, "close", None)
-            if close is not None:
-                close()
+        close_coach(coach)
     write_json(path, report)
     _print(report)
     print(path)
@@ -115,10 +113,7 @@ def require_audit(report: Mapping[str, Any], floor: float) -> None:
 
 
 async def _checked_audit(coach: Coach, cfg: DictConfig, folder: Path) -> dict[str, Any]:
-    for part in with_parts(coach):
-        check = getattr(part, "check", None)
-        if check is not None:
-            await check()
+    await check_coach(coach)
     folder.mkdir(parents=True, exist_ok=True)
     bind_accounts(coach, folder)
     report = await audit_coach(coach, make_cases(cfg.seed, cfg.n_cases, held_out=cfg.held_out), seed=cfg.seed)

@@ -47,6 +47,22 @@ def with_parts(coach: object) -> Iterator[object]:
         yield from with_parts(part)
 
 
+async def check_coach(coach: Coach) -> None:
+    """Raises `ConfigError` where the coach, or a part of it, cannot be asked: no key, no such model. Costs nothing."""
+    for part in with_parts(coach):
+        check = getattr(part, "check", None)
+        if check is not None:
+            await check()
+
+
+def close_coach(coach: Coach) -> None:
+    """Ends the threads and connections of the coach and its parts."""
+    for part in with_parts(coach):
+        close = getattr(part, "close", None)
+        if close is not None:
+            close()
+
+
 @runtime_checkable
 class StatefulCoach(Coach, Protocol):
     """A coach whose verdicts depend on earlier ones: a checkpoint holds what it remembers."""
