@@ -115,12 +115,17 @@ def trained_tensors(model: PreTrainedModel | PeftModel, adapter: str | None = No
     All parameters of a plain model, tied ones once; only the adapter's tensors of a PeftModel, under names
     without the adapter's own, so that they fit an adapter of any name. `adapter` is the active one unless given.
     """
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: parameter.detach() for name, parameter in trained_parameters(model, adapter).items()}
+
+
+def trained_parameters(model: PreTrainedModel | PeftModel, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
+    """The parameters themselves, as `trained_tensors` names them."""
+    parameters = dict(model.named_parameters())
     if not isinstance(model, PeftModel):
-        return tensors
+        return parameters
     # PEFT's own get_peft_model_state_dict mixes adapters up when one is called, say, `weight` or `q_proj`.
     own = re.compile(rf"(\.lora_\w+)\.{re.escape(adapter or model.active_adapter)}(?=\.|$)")
-    return {own.sub(r"\1", name): tensor for name, tensor in tensors.items() if own.search(name)}
+    return {own.sub(r"\1", name): parameter for name, parameter in parameters.items() if own.search(name)}
 
 
 def load_trained_tensors(
