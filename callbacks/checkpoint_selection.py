@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from safetensors.torch import save_file
 from typing_extensions import override
 
+from lightning_mappa.callbacks.last_tensors import save_whole
 from lightning_mappa.datamodules.rollout import rollout_data
 from lightning_mappa.errors import ConfigError, DataError
 from lightning_mappa.files import write_atomically
-from lightning_mappa.models.load import trained_tensors
 from lightning_mappa.module import AgentModule
 
 
@@ -24,7 +23,8 @@ class CheckpointSelection(Callback):
     Acts at the start of training and after every validation. The selection is joint because every agent sees
     the same evaluation of the whole system; ties go to the earlier version. `dirpath` then holds
     `selected.json` and the tensors that it names: of the selected version, and of the one selected before it,
-    because an agent whose run breaks off earlier may not know of the last evaluation.
+    because an agent whose run breaks off earlier may not know of the last evaluation. Of several ranks all put
+    the tensors together, and rank 0 writes.
 
     Args:
         monitor: a metric of the system's evaluation, as logged (`val/…`).
@@ -33,7 +33,7 @@ class CheckpointSelection(Callback):
 
     Raises:
         ConfigError: for another mode, in `setup` on a recording, or when there is no such metric.
-        DataError: when a checkpoint is restored whose selected tensors are gone.
+        DataError: at the start of training, when the selected tensors of the checkpoint gone on from are gone.
 
     Example:
         >>> Trainer(callbacks=[CheckpointSelection(monitor="val/success")])  # doctest: +SKIP
@@ -61,6 +61,9 @@ class CheckpointSelection(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.selected_version is not None:
+            path = self._tensors(self.selected_version)
+            if trainer.is_global_zero and not path.is_file():
+                raise DataError(f"the selected weights {path} are gone")
             self._name(pl_module)  # after a resume the file may speak of versions that are made again
         if rollout_data(trainer).version == 0:
             self._consider(trainer, pl_module)
@@ -86,8 +89,6 @@ class CheckpointSelection(Callback):
         self.selected_version = state_dict["selected_version"]
         self.selected_value = state_dict["selected_value"]
         self._in_checkpoints.add(self.selected_version)
-        if self.selected_version is not None and not self._tensors(self.selected_version).is_file():
-            raise DataError(f"the selected weights {self._tensors(self.selected_version)} are gone")
 
     def _consider(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From the run itself: Lightning's own metrics are rounded to float32, which breaks ties."""
@@ -105,19 +106,17 @@ class CheckpointSelection(Callback):
         assert isinstance(pl_module, AgentModule)
         old, self._previous = self._previous, self.selected_version
         self.selected_version, self.selected_value = version, value
-        path = self._tensors(version)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
-        save_file({n: t.detach().cpu().contiguous() for n, t in trained_tensors(pl_module.model).items()}, partial)
-        partial.replace(path)
+        save_whole(pl_module, self._tensors(version), writes=pl_module.trainer.is_global_zero)
         self._name(pl_module)
-        if old is not None and old not in self._in_checkpoints:
+        if old is not None and old not in self._in_checkpoints and pl_module.trainer.is_global_zero:
             self._tensors(old).unlink(missing_ok=True)
 
     def _name(self, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, AgentModule)
         assert self.dirpath is not None
         assert self.selected_version is not None
+        if not pl_module.trainer.is_global_zero:
+            return
         entry = {
             "agent_id": pl_module.agent_id,
             "version": self.selected_version,

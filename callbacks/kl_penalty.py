@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_mappa.algorithm.choices import check_choice
@@ -21,6 +21,7 @@ from lightning_mappa.algorithm.kl import (
 from lightning_mappa.batch_credit import kl_to_reference
 from lightning_mappa.errors import ConfigError, NotAvailableError, NumericError
 from lightning_mappa.module import AgentModule
+from lightning_mappa.strategies.zero import shard
 from lightning_mappa.types import ExperienceBatch
 
 
@@ -29,8 +30,8 @@ class KLPenalty(Callback):
 
     Before each step it fills the batch's reference log-probs and its coefficient; after each step the
     adaptive coefficient follows the measured KL. The reference is a copy of the trained tensors alone (with
-    LoRA, of the adapter), taken in `setup`, which Lightning calls before it restores a checkpoint. It lies
-    outside the LightningModule, so it is in no checkpoint, export or sync.
+    LoRA, of the adapter; under ZeRO-3, of this rank's shards), taken before Lightning restores a checkpoint. It
+    lies outside the LightningModule, so it is in no checkpoint, export or sync.
 
     Args:
         kl_coef: beta, or where an adaptive one starts.
@@ -67,11 +68,13 @@ class KLPenalty(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            assert isinstance(pl_module, AgentModule)
-            self._reference = {
-                name: p.detach().clone() for name, p in pl_module.model.named_parameters() if p.requires_grad
-            }
+        if stage == "fit" and not trainer.strategy.restore_checkpoint_after_setup:
+            self._reference = _copies(pl_module)
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.strategy.restore_checkpoint_after_setup:
+            self._reference = _copies(pl_module)  # weights are sharded by now, and not restored yet
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -84,7 +87,7 @@ class KLPenalty(Callback):
         assert isinstance(pl_module, AgentModule)
         batch.kl_coef = self.controller.coef
         # The precision of the training step, which this hook lies outside of: else KL is not 0 at step 0.
-        with trainer.precision_plugin.forward_context(), _holding(pl_module.model, self._reference):
+        with trainer.precision_plugin.forward_context(), _holding(pl_module, self._reference):
             batch.ref_log_probs_BT = pl_module.log_probs(batch).log_probs_BT
 
     @override
@@ -131,16 +134,23 @@ def _controller(coef: float, kind: str, target: float | None, horizon: float | N
     return AdaptiveKLController(coef, target, horizon)
 
 
+def _copies(pl_module: LightningModule) -> dict[str, Tensor]:
+    assert isinstance(pl_module, AgentModule)
+    return {name: shard(p).detach().clone() for name, p in pl_module.model.named_parameters() if p.requires_grad}
+
+
 @contextmanager
-def _holding(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The model with other values in its parameters, which get their own back on the way out."""
-    parameters = {name: p for name, p in model.named_parameters() if name in tensors}
-    own = {name: p.data for name, p in parameters.items()}
+def _holding(pl_module: AgentModule, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """The model with other values in its parameters or shards, which get their own back on the way out."""
+    shards = {name: shard(p) for name, p in pl_module.model.named_parameters() if name in tensors}
+    own = {name: one.data for name, one in shards.items()}
+    pl_module.release()
     try:
-        for name, p in parameters.items():
-            p.data = tensors[name].to(device=p.device, dtype=p.dtype)
+        for name, one in shards.items():
+            one.data = tensors[name].to(device=one.device, dtype=one.dtype)
         yield
     finally:
-        for name, p in parameters.items():
-            p.data = own[name]
+        pl_module.release()
+        for name, one in shards.items():
+            one.data = own[name]
         torch.clear_autocast_cache()

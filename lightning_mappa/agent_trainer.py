@@ -10,15 +10,17 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import save_file
 
 from lightning_mappa.agents import LoadedAgent
 from lightning_mappa.build import build
+from lightning_mappa.callbacks.last_tensors import LastTensors
 from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.module import AgentModule
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.base import AgentLink
+from lightning_mappa.runtime.cluster_environment import ExternalRanks
+from lightning_mappa.strategies.build import build_strategy, check_checkpoint
 
 LOSS_KEYS = (
     "policy_loss",
@@ -29,6 +31,7 @@ LOSS_KEYS = (
     "rollout_correction",
     "mini_batch_size",
     "micro_batch_size",
+    "micro_batch_tokens",
     "logprob_chunk_size",
     "max_skipped_steps",
 )
@@ -55,13 +58,42 @@ def agent_parts(cfg: DictConfig, agent: LoadedAgent) -> AgentParts:
 
 
 def train_agent(
-    cfg: DictConfig, folder: RunFolder, parts: AgentParts, checkpoint: Path | None, link: AgentLink
+    cfg: DictConfig,
+    folder: RunFolder,
+    parts: AgentParts,
+    checkpoint: Path | None,
+    link: AgentLink,
+    ranks: ExternalRanks | None = None,
 ) -> None:
-    """The agent's life in its thread. `checkpoint` is the joint one that the run goes on from."""
+    """The agent's life in its thread or rank. Leaves its trained tensors in `folder.last_tensors` behind.
+
+    Args:
+        checkpoint: the joint one that the run goes on from.
+        link: on several ranks a `RankLink`.
+        ranks: of this process and its peers; a zero strategy needs them.
+
+    Raises:
+        ConfigError: the checkpoint is of another strategy or another number of ranks.
+    """
     agent_id = parts.module.agent_id
+    name = cfg.agents[agent_id].strategy
+    world_size = 1 if ranks is None else ranks.world_size()
+    part = None if checkpoint is None else checkpoint / f"{agent_id}.ckpt"
+    if part is not None:
+        check_checkpoint(part, agent_id, name, world_size)
+    strategy = build_strategy(
+        name,
+        accelerator=cfg.trainer.accelerator,
+        ranks=ranks,
+        deadline_s=cfg.runtime.deadline_s,
+        grad_clip=cfg.optimizer.grad_clip,
+    )
     trainer = Trainer(
         accelerator=cfg.trainer.accelerator,
+        precision=cfg.trainer.precision,
+        strategy=strategy,
         devices=1,
+        num_nodes=world_size,
         default_root_dir=folder.agent(agent_id),
         max_epochs=1,
         limit_train_batches=cfg.trainer.max_steps,
@@ -73,15 +105,10 @@ def train_agent(
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in parts.callbacks),
-        callbacks=parts.callbacks,
+        callbacks=[*parts.callbacks, LastTensors(folder.last_tensors(agent_id))],
         logger=parts.loggers or False,
     )
-    part = None if checkpoint is None else checkpoint / f"{agent_id}.ckpt"
     trainer.fit(parts.module, datamodule=RolloutDataModule(link), ckpt_path=part, weights_only=True)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in parts.module.full_tensors()}
-    path = folder.last_tensors(agent_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
 
 
 def agent_module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:

@@ -10,22 +10,24 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
 from lightning_mappa.batch_credit import advantages, finite_stats
 from lightning_mappa.datamodules.rollout import rollout_data
-from lightning_mappa.errors import ConfigError, DataError, NotAvailableError, NumericError
-from lightning_mappa.microbatch import cut, forward, forward_in_pieces, gradient_mode
-from lightning_mappa.models.load import add_adapter, context_length, load_model, trained_tensors
+from lightning_mappa.errors import ConfigError, DataError, NumericError
+from lightning_mappa.microbatch import ForwardSize, Policy, cut, fingerprint_of, forward_in_pieces
+from lightning_mappa.models.load import add_adapter, context_length, load_model, trained_parameters
 from lightning_mappa.policy import LogProbs, TokenLogProbs
 from lightning_mappa.policy_loss import PolicyLoss
 from lightning_mappa.rollout.fingerprint import Fingerprint, probe_ids
 from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.schedule import lr_factor
 from lightning_mappa.step_metrics import Update, batch_metrics, update_metrics
+from lightning_mappa.strategies.zero import EngineStep, ZeroStrategy, ranks_of, whole_tensors
 from lightning_mappa.types import ExperienceBatch
+from lightning_mappa.update import OptimizerStep, PlainStep, PolicyUpdate
 
 _SKIPPED_IN_ROW = "skipped_in_row"
 
@@ -46,6 +48,7 @@ class AgentModule(LightningModule):
         grad_clip: largest gradient norm; 0 clips nothing.
         mini_batch_size: actions per optimizer step.
         micro_batch_size: sequences per forward; the result does not depend on it.
+        micro_batch_tokens: tokens per forward, padding counted; None sets no such limit.
         rollout_correction: cap of the weight exp(old − rollout) per token; None weighs nothing.
         logprob_chunk_size: tokens whose vocabulary row is alive at a time.
         max_skipped_steps: so many optimizer steps in a row without a finite loss and gradient end the run.
@@ -71,6 +74,7 @@ class AgentModule(LightningModule):
         grad_clip: float = 1.0,
         mini_batch_size: int = 16,
         micro_batch_size: int = 16,
+        micro_batch_tokens: int | None = None,
         policy_loss: str = "ppo",
         loss_agg_mode: str = "token-mean",
         clip_ratio_low: float = 0.2,
@@ -83,13 +87,7 @@ class AgentModule(LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_at_least_one(
-            mini_batch_size=mini_batch_size,
-            micro_batch_size=micro_batch_size,
-            logprob_chunk_size=logprob_chunk_size,
-            max_skipped_steps=max_skipped_steps,
-            max_steps=max_steps,
-        )
+        _check_at_least_one(mini_batch_size=mini_batch_size, max_skipped_steps=max_skipped_steps, max_steps=max_steps)
         self.save_hyperparameters(ignore=[] if isinstance(model, str) else ["model"])
         self.automatic_optimization = False
         self.agent_id = agent_id
@@ -97,9 +95,8 @@ class AgentModule(LightningModule):
         self.betas = (betas[0], betas[1])
         self.weight_decay = weight_decay
         self.mini_batch_size = mini_batch_size
-        self.micro_batch_size = micro_batch_size
+        self.size = ForwardSize(sequences=micro_batch_size, tokens=micro_batch_tokens, head_tokens=logprob_chunk_size)
         self.grad_clip = grad_clip or math.inf
-        self.logprob_chunk_size = logprob_chunk_size
         self.max_skipped_steps = max_skipped_steps
         self.loss = PolicyLoss(
             name=policy_loss,
@@ -119,6 +116,7 @@ class AgentModule(LightningModule):
                 model = add_adapter(model, seed=seed, **lora)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
         self.policy = TokenLogProbs(model)
         self.strict_loading = not self._frozen_names()
 
@@ -126,19 +124,25 @@ class AgentModule(LightningModule):
     def model(self) -> PreTrainedModel | PeftModel:
         return self.policy.model
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> LogProbs:
+        """As `TokenLogProbs`: what a strategy wraps."""
+        log_probs: LogProbs = self.policy(*args, **kwargs)
+        return log_probs
 
     # -- what Lightning asks ---------------------------------------------------------------------------
 
     @override
     def setup(self, stage: str) -> None:
-        """Raises `ConfigError` without a datamodule that has a line to a run, or with several ranks."""
+        """Raises `ConfigError` without a datamodule that has a line to a run, or for ranks that share nothing."""
         if stage == "fit":
             rollout_data(self.trainer)
-        if self.trainer.world_size > 1:
-            raise NotAvailableError(f"{self.trainer.world_size} ranks for one agent are not available")
+        strategy = self.trainer.strategy
+        if self.trainer.world_size > 1 and not isinstance(strategy, ZeroStrategy):
+            raise ConfigError(
+                f"{self.trainer.world_size} ranks train one agent under {type(strategy).__name__}; "
+                "allowed for more than one: ZeroStrategy"
+            )
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -175,9 +179,12 @@ class AgentModule(LightningModule):
         trained = [row for row, e in enumerate(batch) if credits[e.key].masked is None]
 
         # 3. One optimizer step per mini-batch, cut in episode order.
-        updates = [self._update(batch.select(rows)) for rows in cut(trained, self.mini_batch_size)]
+        update = self._policy_update()
+        updates = [
+            self._counted(update(batch.select(rows)), "loss or gradient") for rows in cut(trained, self.mini_batch_size)
+        ]
         if len(stats) < int(batch.response_mask_BT.any(1).sum()):
-            updates.append(self._skip("log-probs", n_actions=0, n_tokens=0))
+            updates.append(self._counted(Update(status="skipped", n_actions=0, n_tokens=0), "log-probs"))
         if not updates:
             updates.append(Update(status="empty", n_actions=0, n_tokens=0))
 
@@ -206,6 +213,8 @@ class AgentModule(LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._skipped_in_row = checkpoint[_SKIPPED_IN_ROW]
+        if "state_dict" not in checkpoint:
+            return  # sharded: DeepSpeed has loaded and checked its own
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         if missing := trained - checkpoint["state_dict"].keys():
             raise DataError(f"the checkpoint lacks {len(missing)} trained tensors, such as {min(missing)}")
@@ -217,85 +226,73 @@ class AgentModule(LightningModule):
     # -- the parts of a step ---------------------------------------------------------------------------
 
     def log_probs(self, batch: ExperienceBatch, *, with_entropy: bool = False) -> LogProbs:
-        """[B, T] of the current weights without a graph, in micro-batches; 0 outside the response."""
+        """[B, T] of the current weights without a graph, in micro-batches; 0 outside the response.
+
+        The same on every rank, and asked of every rank alike.
+        """
         return forward_in_pieces(
-            self.policy,
+            self._wrapped,
             batch,
-            self.logprob_chunk_size,
-            micro_batch_size=self.micro_batch_size,
+            self.size,
+            ranks_of(self.trainer),
+            dtype=torch.promote_types(next(self.parameters()).dtype, torch.float32),
             with_entropy=with_entropy,
         )
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What training changes, whole, one tensor at a time; the names are those of `trained_tensors`.
 
-        To be read by every rank alike.
+        To be read by every rank alike, to its end.
         """
-        yield from trained_tensors(self.model).items()
+        self.release()
+        yield from whole_tensors(trained_parameters(self.model))
+
+    def release(self) -> None:
+        """Drops whole copies of sharded weights that are kept for the next forward."""
+        if isinstance(self.trainer.strategy, ZeroStrategy):
+            self.trainer.strategy.release()
 
     def fingerprint(self) -> Fingerprint:
         """What the current weights say after a fixed prompt; asked of every rank alike."""
-        prompt_ids, token_ids = probe_ids(self.vocab_size, context_length(self.model, None))
-        batch = torch.tensor([[*prompt_ids, token] for token in token_ids], device=self.device)
-        select_BT = torch.zeros_like(batch, dtype=torch.bool)
-        select_BT[:, -1] = True
         training = self.model.training
         self.model.eval()  # a restored run is asked before its training starts
-        with torch.no_grad():
-            log_probs_BT = self.policy(
-                batch,
-                torch.ones_like(select_BT),
-                select_BT=select_BT,
-                temperature=1.0,
-                chunk_size=self.logprob_chunk_size,
-            ).log_probs_BT
+        probe = probe_ids(self.vocab_size, context_length(self.model, None))
+        fingerprint = fingerprint_of(self._wrapped, *probe, self.size, self.device)
         self.model.train(training)
-        return Fingerprint(
-            prompt_ids=prompt_ids, token_ids=token_ids, log_probs=tuple(log_probs_BT[:, -1].float().tolist())
+        return fingerprint
+
+    def _policy_update(self) -> PolicyUpdate:
+        strategy = self.trainer.strategy
+
+        def begin() -> OptimizerStep:
+            return EngineStep(self, strategy) if isinstance(strategy, ZeroStrategy) else PlainStep(self, self.grad_clip)
+
+        return PolicyUpdate(
+            policy=self._wrapped,
+            model=self.model,
+            loss=self.loss,
+            size=self.size,
+            ranks=ranks_of(self.trainer),
+            begin=begin,
         )
 
-    def _update(self, batch: ExperienceBatch) -> Update:
-        """One optimizer step on a mini-batch, if anything in it has an advantage and all is finite."""
-        assert batch.advantages_BT is not None
-        size = {"n_actions": len(batch), "n_tokens": int(batch.response_mask_BT.sum())}
-        if not bool(batch.advantages_BT.any()):
-            return Update(status="empty", **size)  # AdamW would move on a zero gradient
-
-        optimizer = self.optimizers()
-        optimizer.zero_grad()  # type: ignore[union-attr]
-        denominator = self.loss.denominator(batch)
-        parts = [
-            self._backward(batch.select(rows), denominator) for rows in cut(range(len(batch)), self.micro_batch_size)
-        ]
-        loss, n_clipped, kl_sum = (sum(column) for column in zip(*parts, strict=True))
-        trained = [p for p in self.parameters() if p.requires_grad]
-        grad_norm = float(nn.utils.clip_grad_norm_(trained, self.grad_clip))
-
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            optimizer.zero_grad()  # type: ignore[union-attr]
-            return self._skip("loss or gradient", **size)
-        optimizer.step()  # type: ignore[union-attr]
-        optimizer.zero_grad()  # type: ignore[union-attr]
-        self._skipped_in_row = 0
-        return Update(status="stepped", loss=loss, grad_norm=grad_norm, n_clipped=int(n_clipped), kl_sum=kl_sum, **size)
-
-    def _backward(self, batch: ExperienceBatch, denominator: int) -> tuple[float, int, float]:
-        """Adds a micro-batch's share to the gradient; returns loss, clipped tokens and sum of old − new."""
-        assert batch.old_log_probs_BT is not None
-        with gradient_mode(self.model):
-            log_probs_BT = forward(self.policy, batch, self.logprob_chunk_size).log_probs_BT
-            loss, clipped_BT = self.loss.share(log_probs_BT, batch, denominator)
-            self.manual_backward(loss)
-        kl_sum = (batch.old_log_probs_BT - log_probs_BT.detach()).sum()
-        return float(loss.detach()), int(clipped_BT.sum()), float(kl_sum)
-
-    def _skip(self, what: str, *, n_actions: int, n_tokens: int) -> Update:
-        self._skipped_in_row += 1
+    def _counted(self, update: Update, what: str) -> Update:
+        """The update; raises `NumericError` when it is one skipped too many in a row."""
+        if update.status == "stepped":
+            self._skipped_in_row = 0
+        elif update.status == "skipped":
+            self._skipped_in_row += 1
         if self._skipped_in_row >= self.max_skipped_steps:
             raise NumericError(
                 f"agent {self.agent_id}: {what} not finite, {self._skipped_in_row} optimizer steps in a row"
             )
-        return Update(status="skipped", n_actions=n_actions, n_tokens=n_tokens)
+        return update
+
+    @property
+    def _wrapped(self) -> Policy:
+        """The policy as the strategy has wrapped it; this module itself where it does not."""
+        wrapped: Policy = self.trainer.model  # type: ignore[assignment]
+        return wrapped
 
     def _frozen_names(self) -> set[str]:
         return {name for name, p in self.named_parameters(remove_duplicate=False) if not p.requires_grad}

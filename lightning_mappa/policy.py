@@ -24,10 +24,6 @@ class LogProbs(NamedTuple):
 class TokenLogProbs(nn.Module):
     """A causal LM, plain or with LoRA, as a function from token ids to their log-probs.
 
-    The vocabulary head runs over `chunk_size` tokens at a time and is run again in the backward pass, so
-    that at no time more than `chunk_size` vocabulary rows are alive. All chunks run inside this one module
-    call, because under ZeRO-3 the head's weight is gathered per module call and in all ranks alike.
-
     Raises:
         ConfigError: the model's logits are more than a linear layer over its decoder's last hidden states.
     """
@@ -36,6 +32,7 @@ class TokenLogProbs(nn.Module):
         super().__init__()
         check_head(model)
         self.model = model
+        self.head = VocabularyHead(_causal_lm(model).get_output_embeddings())
 
     def forward(
         self,
@@ -57,19 +54,55 @@ class TokenLogProbs(nn.Module):
         Returns float32 tensors, float64 ones for a float64 model. With nothing selected the zeros are still
         part of the graph, so that every rank runs the same collectives.
         """
-        causal_lm = _causal_lm(self.model)
-        head = causal_lm.get_output_embeddings()
-        hidden_BTC = causal_lm.get_decoder()(
-            input_ids=input_ids_BT, attention_mask=attention_mask_BT, use_cache=False
-        ).last_hidden_state
+        hidden_BTC = (
+            _causal_lm(self.model)
+            .get_decoder()(input_ids=input_ids_BT, attention_mask=attention_mask_BT, use_cache=False)
+            .last_hidden_state
+        )
         before_BS, wanted_BS = hidden_BTC[:, :-1], select_BT[:, 1:]
-        hidden_NC, targets_N = before_BS[wanted_BS], input_ids_BT[:, 1:][wanted_BS]
+        log_probs_N, entropy_N = self.head(
+            before_BS[wanted_BS],
+            input_ids_BT[:, 1:][wanted_BS],
+            temperature=temperature,
+            chunk_size=chunk_size,
+            with_entropy=with_entropy,
+        )
+        return LogProbs(
+            log_probs_BT=_scatter(log_probs_N, select_BT),
+            entropy_BT=_scatter(entropy_N, select_BT) if with_entropy else None,
+        )
+
+
+class VocabularyHead(nn.Module):
+    """The vocabulary layer as a function from hidden states to the log-probs of given tokens.
+
+    It runs over `chunk_size` tokens at a time and is run again in the backward pass, so that at no time more
+    than `chunk_size` vocabulary rows are alive. All chunks run inside one call of this module, because ZeRO-3
+    gathers weights per module call, which has to happen in all ranks alike however many chunks each has.
+
+    Owns no parameters: the layer stays a part of its model only, under one name, tied or not.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._linear = (linear,)  # in a tuple, so that it does not become a submodule
+
+    @property
+    def borrowed(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that a call uses; under ZeRO-3 they are gathered for it."""
+        return tuple(self._linear[0].parameters())
+
+    def forward(
+        self, hidden_NC: Tensor, targets_N: Tensor, *, temperature: float, chunk_size: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, [N] each; the latter empty unless asked for."""
+        (linear,) = self._linear
         chunks = [
             checkpoint(
                 _head_log_probs,
                 chunk_NC,
-                head.weight,
-                head.bias,
+                linear.weight,
+                linear.bias,
                 chunk_targets_N,
                 temperature,
                 with_entropy,
@@ -78,10 +111,7 @@ class TokenLogProbs(nn.Module):
             for chunk_NC, chunk_targets_N in zip(hidden_NC.split(chunk_size), targets_N.split(chunk_size), strict=True)
         ]
         log_probs_N, entropy_N = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-        return LogProbs(
-            log_probs_BT=_scatter(log_probs_N, select_BT),
-            entropy_BT=_scatter(entropy_N, select_BT) if with_entropy else None,
-        )
+        return log_probs_N, entropy_N
 
 
 def check_head(model: PreTrainedModel | PeftModel) -> None:

@@ -1,12 +1,14 @@
 import torch
 
 from lightning_mappa.datamodules.collate import collate
-from lightning_mappa.microbatch import cut, forward, forward_in_pieces
+from lightning_mappa.microbatch import ForwardSize, cut, forward, forward_in_pieces
 from lightning_mappa.policy import TokenLogProbs
+from lightning_mappa.ranks import Ranks
 from lightning_mappa.testing import tiny_llama
 from tests.unit.factories import make_experience
 
 VOCAB = 24
+SIZE = ForwardSize(sequences=16)
 
 
 def make_batch():
@@ -29,9 +31,10 @@ def test_pieces_give_what_one_forward_gives():
     policy = TokenLogProbs(tiny_llama(VOCAB, 0).double())
     batch = make_batch()
     with torch.no_grad():
-        whole = forward(policy, batch, 1024, with_entropy=True)
+        whole = forward(policy, batch, SIZE, with_entropy=True)
     for size in (1, 2, 3):
-        pieces = forward_in_pieces(policy, batch, 2, micro_batch_size=size, with_entropy=True)
+        part = ForwardSize(sequences=size, head_tokens=2)
+        pieces = forward_in_pieces(policy, batch, part, Ranks(), dtype=torch.float64, with_entropy=True)
         assert torch.allclose(pieces.log_probs_BT, whole.log_probs_BT, atol=1e-12)
         assert torch.allclose(pieces.entropy_BT, whole.entropy_BT, atol=1e-12)
     assert not pieces.log_probs_BT.requires_grad
@@ -43,11 +46,11 @@ def test_a_forward_under_autocast_uses_the_weights_as_they_are_now():
     batch = make_batch()
     weight = policy.model.model.layers[0].mlp.down_proj.weight
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        before = forward(policy, batch, 1024).log_probs_BT
+        before = forward(policy, batch, SIZE).log_probs_BT
         with torch.no_grad():
             weight.add_(1.0)
-        after = forward(policy, batch, 1024).log_probs_BT
+        after = forward(policy, batch, SIZE).log_probs_BT
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fresh = forward(policy, batch, 1024).log_probs_BT
+        fresh = forward(policy, batch, SIZE).log_probs_BT
     assert torch.equal(after, fresh)
     assert not torch.allclose(before, after, atol=1e-2)

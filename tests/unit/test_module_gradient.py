@@ -67,7 +67,8 @@ def test_gradient_checkpointing_recomputes_layers_in_the_gradient_pass_only(tmp_
     run = InProcessRun(model, max_steps=1, score=some_score)
     calls.clear()
     fit(tmp_path, run, make_agent(model, max_steps=1, gradient_checkpointing=True))
-    assert calls[-3:] == [False, True, True]  # old log-probs; the forward and its repetition
+    # old log-probs; the forward and its repetition; the fingerprint
+    assert calls[-4:] == [False, True, True, False]
 
 
 def test_mini_batches_step_the_optimizer_in_episode_order(tmp_path):

@@ -1,0 +1,1 @@
+"""How an agent's weights and optimizer lie on its ranks."""
