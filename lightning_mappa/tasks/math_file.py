@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning_mappa.errors import ConfigError
 from lightning_mappa.seeds import derive_seed
 from lightning_mappa.tasks.base import Split
 from lightning_mappa.tasks.grading import grade_integer, integer_answer, parse_gold
+from lightning_mappa.tasks.json_rows import read_rows
 from lightning_mappa.types import Task
 
 
@@ -54,7 +54,7 @@ def _read_tasks(path: Path) -> list[Task]:
     tasks: list[Task] = []
     prompts: dict[str, str] = {}
     ids: dict[str, str] = {}
-    for place, row in _rows(path):
+    for place, row in read_rows(path, "task.path"):
         where = f"task.path={path}, {place}"
         task = _task(row, where, default_id=place.replace(" ", "-"))
         for name, key, known in (("prompt", _normalised(task.prompt), prompts), ("id", task.id, ids)):
@@ -65,29 +65,6 @@ def _read_tasks(path: Path) -> list[Task]:
     if not tasks:
         raise ConfigError(f"task.path={path}: the file holds no problems")
     return tasks
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each row with its place: `row 3` of an array, `line 3` of JSON lines, where blank lines are skipped."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"task.path={path}: the file cannot be read ({reason})") from error
-    if text.lstrip().startswith("["):
-        for number, row in enumerate(_json(text, f"task.path={path}"), start=1):
-            yield f"row {number}", row
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"line {number}", _json(line, f"task.path={path}, line {number}")
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON ({error}); give a JSON array or JSON lines") from error
 
 
 def _task(row: Any, where: str, default_id: str) -> Task:

@@ -24,6 +24,7 @@ NEEDS = {
     "strategy=zero3": ["runtime=ray"],
     "strategy=zero3_offload": ["runtime=ray"],
     "task=math_file": ["task.path=x"],
+    "task=math_sets": ["task.train.path=fixture/aime", "task.report.path=fixture/amc", "task.report.format=amc"],
     "experiment=smollm2_math": ["task.path=x"],
     "coach=llm": ["coach.provider={_target_:lightning_mappa.coaches.anthropic.AnthropicProvider,model:m}"],
     "coach=openai_compatible": ["coach.provider.model=m", "coach.provider.base_url=http://127.0.0.1:8000/v1"],

@@ -28,7 +28,7 @@ def verifiers():
         found["free"] = FreeFormVerifier(limit_s=2.0)
     yield found
     if "free" in found:
-        found["free"].close()  # type: ignore[attr-defined]
+        found["free"].close()
 
 
 def status(verifier: Verifier, text: str, gold: object) -> GradeStatus:
