@@ -61,6 +61,10 @@ class InfrastructureError(MappaError, RuntimeError):
     exit_code = ExitCode.INFRASTRUCTURE
 
 
+class RankLost(InfrastructureError):
+    """A process that trained an agent died or hangs; the run can go on from its last joint checkpoint."""
+
+
 class Preempted(MappaError):
     """A signal stopped the run between two steps; its last joint checkpoint goes on with `resume`."""
 

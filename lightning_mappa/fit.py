@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.coaches.base import bind_accounts
 from lightning_mappa.driver import Driver, DriverSettings
-from lightning_mappa.errors import ConfigError, Preempted
+from lightning_mappa.errors import ConfigError, Preempted, RankLost
 from lightning_mappa.export import export_agents, joint_selection
 from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
@@ -55,13 +56,21 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
         MappaError: with its exit code, for everything that ends a run early.
     """
     quiet_libraries()
-    seed_everything(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
-    with closing(build_environment(cfg, scored=True)) as environment, closing(place_for(cfg)) as place:
-        return _fit(cfg, folder, environment, place)
+    for restarts in itertools.count():
+        seed_everything(cfg)
+        try:
+            with closing(build_environment(cfg, scored=True)) as environment, closing(place_for(cfg)) as place:
+                return _fit(cfg, folder, environment, place, restarts)
+        except RankLost as lost:
+            if restarts == cfg.runtime.max_restarts:
+                raise
+            warnings.warn(f"{lost}; the run goes on from its last joint checkpoint", stacklevel=2)
+            cfg = OmegaConf.merge(cfg, {"resume": str(folder.path)})  # type: ignore[assignment]
+    raise AssertionError("not reached")
 
 
-def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place) -> dict[str, Any]:
+def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place, restarts: int) -> dict[str, Any]:
     # 1. All that can be wrong with config and data shows here, before there is a folder.
     train_tasks = _tasks(environment.source, "train")
     selection_tasks = _tasks(environment.source, "selection")[: cfg.datamodule.val_limit]
@@ -126,8 +135,10 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Pl
             try:
                 place.train(board, folder, checkpoint, driver.drive)
             except BaseException as error:
+                record.use(place.usage(), restarts=restarts)
                 record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
                 raise
+        record.use(place.usage(), restarts=restarts)
         return _conclude(cfg, folder, record, place, stopped=driver.stopped)
 
 

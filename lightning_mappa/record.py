@@ -69,6 +69,7 @@ class RunRecord:
         self._evaluations: dict[int, dict[str, float]] = {}
         self._scores: dict[str, list[float]] = {}
         self._ratio_max = 0.0
+        self._resources: dict[str, Any] = {}
         self.closed: set[int] = set()
         """Steps whose line is written."""
 
@@ -85,6 +86,10 @@ class RunRecord:
     def rollout(self, step: int, rollout: Rollout) -> None:
         self.time("rollout", rollout.rollout_s)
         self.time("coach", rollout.coach_s)
+
+    def use(self, usage: Mapping[str, Any], *, restarts: int) -> None:
+        """What the summary says of memory, weight sync and how often the run was started again."""
+        self._resources = {**usage, "restarts": restarts}
 
     def close_step(self, step: Step, counts: StepCounts) -> None:
         """Writes transcript and metrics line of a finished step, and adds it to the totals of the summary."""
@@ -212,6 +217,7 @@ class RunRecord:
             "timing_s": self._times(),
             "mismatch": {"ratio_max": self._ratio_max},
             "isolation": self._isolation,
+            "resources": self._resources,
             "score": {agent: {"first": values[0], "last": values[1]} for agent, values in self._scores.items()},
             **self._costs(len(self.closed)),
         }

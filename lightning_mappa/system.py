@@ -71,10 +71,14 @@ def quiet_libraries() -> None:
 
 def seed_everything(cfg: DictConfig) -> None:
     """Fixes thread count and global generators; sampling has seeds of its own."""
-    threads = cfg.runtime.num_threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(torch_threads(cfg))
     torch.use_deterministic_algorithms(True, warn_only=True)
     pl_seed_everything(cfg.seed, verbose=False)
+
+
+def torch_threads(cfg: DictConfig) -> int:
+    """Of every process that computes: what the config says, else the cores this process may use."""
+    return int(cfg.runtime.num_threads or len(os.sched_getaffinity(0)))
 
 
 def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
@@ -100,7 +104,7 @@ def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
     )
 
 
-def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_version: int = 0) -> Engine:
+def build_engine(cfg: DictConfig, agents: Mapping[str, LoadedAgent], policy_version: int = 0) -> TransformersEngine:
     """An engine with its own copy of every agent's weights.
 
     Agents with an adapter share one base model per `model.path` and are decoded in one batch; frozen agents

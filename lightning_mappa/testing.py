@@ -68,6 +68,9 @@ class ScriptedEngine:
     def policy_version(self, agent_id: str) -> int:
         return self._versions.get(agent_id, 0)
 
+    def close(self) -> None:
+        pass
+
     def context_length(self, agent_id: str) -> int:
         return self._context_length
 

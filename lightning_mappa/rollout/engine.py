@@ -73,6 +73,10 @@ class Engine(Protocol):
         """Completed rollout steps contained in the served weights."""
         ...
 
+    def close(self) -> None:
+        """Frees what the engine holds. Closing twice is fine."""
+        ...
+
     def context_length(self, agent_id: str) -> int:
         """Most tokens that prompt and response may have together."""
         ...

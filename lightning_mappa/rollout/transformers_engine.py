@@ -66,6 +66,9 @@ class TransformersEngine:
     def policy_version(self, agent_id: str) -> int:
         return self._versions[agent_id]
 
+    def close(self) -> None:
+        self._served.clear()
+
     def context_length(self, agent_id: str) -> int:
         return self._served[agent_id].context_length
 

@@ -6,16 +6,17 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from torch import Tensor
 
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.errors import InfrastructureError
+from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
 from lightning_mappa.rollout.engine_group import EngineGroup, server_environment
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
@@ -23,6 +24,7 @@ from lightning_mappa.rollout.replica import Replica, Watch
 from lightning_mappa.rollout.vllm_server import VLLMServer
 from lightning_mappa.runtime.weight_transport import StoredWeights
 
+T = TypeVar("T")
 Spawn = Callable[[EngineGroup, int, int], Any]
 """Makes the actor of one replica (its number) at a policy version; returns its handle without waiting for it."""
 
@@ -87,6 +89,8 @@ class VLLMEngine:
         """Why each replaced replica was replaced."""
         self._versions = {agent_id: policy_version for group in groups for agent_id in group.agents}
         self._stored: dict[str, tuple[int, StoredWeights | None]] = {}
+        if len(self._versions) < sum(len(group.agents) for group in groups):
+            raise ValueError("an agent is in two groups of engines")
         self._max_restarts = max_restarts
         self._failure: str | None = None
         self._numbers = itertools.count()
@@ -134,6 +138,7 @@ class VLLMEngine:
         Raises `InfrastructureError`, with the old weights and version still served everywhere, on a missing,
         unknown or misshapen tensor.
         """
+        self._find(agent_id)
         start = time.monotonic()
         stored = tensors if isinstance(tensors, StoredWeights) else StoredWeights.store(tensors)
         self._wait(self._update(agent_id, version, stored))
@@ -149,9 +154,9 @@ class VLLMEngine:
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
+        self._versions[agent_id] = min(answer for answer in answers if isinstance(answer, int))
         # From here on a replica that is replaced gets these.
         self._stored[agent_id] = (version, stored)
-        self._versions[agent_id] = version
 
     async def _restore(self, seats: _Seats, replica: Replica) -> None:
         for agent_id, (version, stored) in self._stored.items():
@@ -162,6 +167,7 @@ class VLLMEngine:
         self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> list[ServedFingerprint]:
         """What each replica says of `token_ids` after `prompt_ids`, at temperature 1, and of its own version."""
+        self._find(agent_id)
         return self._wait(self._fingerprints(agent_id, tuple(prompt_ids), tuple(token_ids)))
 
     async def _fingerprints(
@@ -183,6 +189,10 @@ class VLLMEngine:
         self._find(agent_id)
         return self._versions[agent_id]
 
+    def peak_rss_gib(self) -> dict[str, float | None]:
+        """The most memory that each engine on this machine has held."""
+        return {one.name: peak_rss_gib(one.pid) for seats in self._groups() for one in seats.replicas}
+
     def context_length(self, agent_id: str) -> int:
         return self._find(agent_id).group.agents[agent_id].context_length
 
@@ -190,10 +200,12 @@ class VLLMEngine:
 
     def sleep(self, agent_id: str, level: int = 1) -> None:
         """Frees the memory of the agent's engines, where their group sleeps."""
+        self._find(agent_id)
         self._wait(self._all(agent_id, "sleep", level))
 
     def wake(self, agent_id: str, tags: Sequence[str] | None = None) -> None:
         """`weights` before an update, `kv_cache` after it; None wakes all."""
+        self._find(agent_id)
         self._wait(self._all(agent_id, "wake", tags))
 
     async def _all(self, agent_id: str, method: str, *args: Any) -> None:
@@ -248,8 +260,17 @@ class VLLMEngine:
             raise InfrastructureError(f"agent {agent_id!r} is not served; served are {sorted(self._seats)}")
         return self._seats[agent_id]
 
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run(self._thread.run(work))
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await self._thread.run(work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling() == 0:
+                self._refuse_failed()  # `close` broke it off, and not the caller
+            raise
 
 
 class _Session:
@@ -263,4 +284,4 @@ class _Session:
         """Waits without holding up the caller's event loop; cancelled, it takes the request back."""
         engine = self._engine
         replica = self._replicas[id(engine._find(request.agent_id))]
-        return await engine._thread.run(engine._generate(replica, request))
+        return await engine._run(engine._generate(replica, request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -44,6 +44,10 @@ class Place(Protocol):
 
     def train(self, board: Board, folder: RunFolder, checkpoint: Path | None, drive: Callable[[], None]) -> None:
         """Runs the Trainers and, in this thread, `drive`, until all have ended. Raises the first error of any."""
+        ...
+
+    def usage(self) -> Mapping[str, Any]:
+        """What the run has needed: `peak_rss_gib` by process, `weight_sync_bytes` of the last sync by agent."""
         ...
 
     def close(self) -> None:

@@ -108,9 +108,13 @@ class Board:
     # -- the driver's side ------------------------------------------------------------------------------
 
     def next_job(self) -> Job | None:
-        """Waits until the Trainers need something; None when all have left."""
-        self.turns.wait(DRIVER, lambda: self._pending() is not None or not self.ledger.active, "the Trainers")
-        return self._pending() if self.ledger.active else None
+        """Waits until the Trainers need something; None when all have left or the run has broken off."""
+
+        def over() -> bool:
+            return not self.ledger.active or bool(self.errors)
+
+        self.turns.wait(DRIVER, lambda: over() or self._pending() is not None, "the Trainers")
+        return None if over() else self._pending()
 
     def post_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
         self.evaluations[version] = dict(metrics)

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from lightning_mappa.agent_trainer import AgentParts, agent_parts, train_agent
 from lightning_mappa.agents import load_agents
+from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.board import DRIVER, Board, BoardLink
 from lightning_mappa.runtime.turn import Turn
@@ -48,8 +50,11 @@ class LocalPlace:
         }
         run_threads(board, trainers, drive)
 
+    def usage(self) -> dict[str, Any]:
+        return {"peak_rss_gib": {"driver": peak_rss_gib()}}
+
     def close(self) -> None:
-        pass
+        self.engine.close()
 
 
 def run_threads(board: Board, trainers: Mapping[str, Callable[[BoardLink], None]], drive: Callable[[], None]) -> None:
