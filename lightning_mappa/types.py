@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_mappa.tools.changes import FileChange
+
 
 class ActionStatus(StrEnum):
     """What became of one generation call; only `ok` and `no_code` have something to train on."""
@@ -99,6 +101,8 @@ class ToolResult:
     reason: str = ""
     tier: str = ""
     """The isolation it ran under; `none` for a plain process."""
+    files: tuple[FileChange, ...] = ()
+    """What the program did to the workspace, in the order of paths."""
 
     @property
     def ok(self) -> bool:
@@ -154,6 +158,10 @@ class Episode:
     """What the system answered, as the verifier in code reads it."""
     outcome: float | None = None
     """0…1 from the verifier in code; None where it could not be determined."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What was measured on what it handed in, by name."""
+    fault: str = ""
+    """Why what it handed in was refused, as one word, with `reason` for people; the episode itself is complete."""
     sample: int = 0
     """Which sample of its task in this rollout, from 0; a task that comes up again goes on counting."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionRow, action_advantage
 from lightning_mappa.errors import DataError
 from lightning_mappa.files import write_atomically
+from lightning_mappa.tools.changes import FileChange, FileEvent
 from lightning_mappa.types import (
     Action,
     ActionKey,
@@ -105,16 +106,21 @@ def _action(record: Mapping[str, Any]) -> Action:
     fields = {field.name: record[field.name] for field in dataclasses.fields(Action)}
     for name in ("prompt_ids", "response_ids", "rollout_log_probs"):
         fields[name] = tuple(fields[name])
-    results = [{**result, "status": ToolStatus(result["status"])} for result in fields["tool_results"]]
     return Action(
         **{
             **fields,
             "status": ActionStatus(fields["status"]),
             "stop_reason": StopReason(fields["stop_reason"]),
             "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"]),
-            "tool_results": tuple(ToolResult(**result) for result in results),
+            "tool_results": tuple(map(_tool_result, fields["tool_results"])),
         }
     )
+
+
+def _tool_result(record: Mapping[str, Any]) -> ToolResult:
+    """Of a record that may be older than `files`."""
+    files = tuple(FileChange(**{**file, "event": FileEvent(file["event"])}) for file in record.get("files", ()))
+    return ToolResult(**{**record, "status": ToolStatus(record["status"]), "files": files})
 
 
 def _episode_fields(episode: Episode) -> dict[str, Any]:
@@ -127,6 +133,8 @@ def _episode_fields(episode: Episode) -> dict[str, Any]:
             "reason": episode.reason,
             "answer": episode.answer,
             "outcome": episode.outcome,
+            "metrics": dict(episode.metrics),
+            "fault": episode.fault,
         },
     }
 

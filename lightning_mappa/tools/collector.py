@@ -68,6 +68,8 @@ class FileEntry:
     """Bytes."""
     mtime_ns: int
     """As the program left it, which may be any time at all."""
+    ctime_ns: int
+    """When file or attributes were last changed, which no program can set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,9 @@ class _Walk:
             finally:
                 os.close(source)
         self._bytes += found.st_size
-        self._files.append(FileEntry(path=text, size=found.st_size, mtime_ns=found.st_mtime_ns))
+        self._files.append(
+            FileEntry(path=text, size=found.st_size, mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns)
+        )
         return None
 
 

@@ -7,11 +7,14 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.tools.changes import changes_between
 from lightning_mappa.tools.code_blocks import code_blocks
+from lightning_mappa.tools.collector import Listing, list_files
 from lightning_mappa.tools.ladder import ISOLATIONS, find_sandbox
 from lightning_mappa.tools.outcome import as_result
 from lightning_mappa.tools.process import run_program
@@ -124,8 +127,10 @@ class PythonTool:
 
     def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
         program = code.encode("utf-8", errors="replace")
+        before = _files(workspace)
         outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
-        return as_result(outcome, self.limits, self.output_chars, self.tier)
+        result = as_result(outcome, self.limits, self.output_chars, self.tier)
+        return replace(result, files=changes_between(before, _files(workspace)))
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -135,3 +140,12 @@ class PythonTool:
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.max_concurrency, thread_name_prefix=f"tool-{self.name}")
+
+
+def _files(workspace: Path) -> Listing:
+    """Nothing where the folder cannot be opened: is it gone, the sandbox says so; did a program lock it, then
+    its files are out of everybody's reach."""
+    try:
+        return list_files(workspace)
+    except OSError:
+        return Listing(files=(), refused=(), complete=False)

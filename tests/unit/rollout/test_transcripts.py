@@ -8,6 +8,7 @@ import pytest
 
 from lightning_mappa.errors import DataError
 from lightning_mappa.rollout.transcripts import read_episodes, write_transcript
+from lightning_mappa.tools.changes import FileChange, FileEvent
 from lightning_mappa.types import (
     ActionStatus,
     EpisodeStatus,
@@ -34,12 +35,30 @@ def episodes():
         rollout_log_probs=(-0.1, -1.0 / 3.0),
         stop_reason=StopReason.LENGTH,
         tool_calls=(ToolCall(name="python", arguments={"code": "print(1)"}),),
-        tool_results=(ToolResult(status=ToolStatus.NONZERO, stderr="no", exit_code=1, wall_s=0.25, tier="none"),),
+        tool_results=(
+            ToolResult(
+                status=ToolStatus.NONZERO,
+                stderr="no",
+                exit_code=1,
+                wall_s=0.25,
+                tier="none",
+                files=(FileChange(path="a.csv", event=FileEvent.CHANGED, size=3),),
+            ),
+        ),
         policy_version=3,
         temperature=0.7,
         seed=5,
     )
-    first = make_scored("e0", [make_action(episode_id="e0"), ran], [3.0, None], task=TASK, answer="3", sample=2)
+    first = make_scored(
+        "e0",
+        [make_action(episode_id="e0"), ran],
+        [3.0, None],
+        task=TASK,
+        answer="3",
+        sample=2,
+        metrics={"rmse": 0.1},
+        fault="missing_id",
+    )
     capped = Verdict(score=4.0, reason="capped", coach="c", raw_score=9.0)
     idle = make_action(episode_id="e2", status=ActionStatus.NO_CODE)
     cut = make_scored("e2", [idle], [1.0], task=TASK, status=EpisodeStatus.FAILED, reason="deadline", outcome=None)
