@@ -22,7 +22,7 @@ from lightning_mappa.coaches.base import (
 )
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
-from lightning_mappa.tasks.base import TaskSource
+from lightning_mappa.tasks.base import Grade, HandsOutFiles, TaskSource
 from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, Verdict
 from lightning_mappa.workflows.base import Seat, Workflow, last_agent_id
 
@@ -211,9 +211,11 @@ class RolloutCoordinator:
                 verdicts[index] = asyncio.create_task(self._verdict(until(episode, index), index))
 
         actions = _Actions(judge)
-        status, reason, text = EpisodeStatus.OK, "", None
+        status, reason, grade = EpisodeStatus.OK, "", Grade(outcome=None)
         try:
             with self._workspaces(episode_id) as workspace:
+                if isinstance(self._source, HandsOutFiles):
+                    await asyncio.to_thread(self._source.hand_out, task, workspace)
                 context = SeatContext(
                     plan=plan,
                     task=task,
@@ -226,6 +228,7 @@ class RolloutCoordinator:
                 seats = {agent: self._seat_for(agent, context) for agent in self._workflow.agent_ids}
                 async with asyncio.timeout(self._deadline_s):
                     text = await self._workflow.run(task, seats)
+                grade = await self._grade(task, text, workspace)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -238,17 +241,24 @@ class RolloutCoordinator:
             status, reason = EpisodeStatus.FAILED, f"{type(error).__name__}: {error}"
         finally:
             await line.__aexit__(None, None, None)
-        answer = None if text is None else self._source.answer(text)
         return Episode(
             id=episode_id,
             task=task,
             actions=tuple(actions),
             status=status,
-            reason=reason,
-            answer=answer,
-            outcome=None if status is EpisodeStatus.FAILED else self._source.grade(task, answer),
+            reason=reason or grade.detail,
+            answer=grade.answer,
+            outcome=grade.outcome,
+            metrics=grade.metrics,
+            fault=grade.fault,
             sample=sample,
         )
+
+    async def _grade(self, task: Task, text: str, workspace: Path) -> Grade:
+        if isinstance(self._source, HandsOutFiles):
+            return await asyncio.to_thread(self._source.grade_files, task, workspace)
+        answer = self._source.answer(text)
+        return Grade(outcome=self._source.grade(task, answer), answer=answer)
 
     async def _score(
         self, playing: asyncio.Task[Episode], scored: bool, verdicts: dict[int, asyncio.Task[Verdict]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from lightning_mappa.errors import CoachError, ConfigError, InfrastructureError
 from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.engine import GenerationRequest, SamplingParams
 from lightning_mappa.rollout.task_order import step_tasks
+from lightning_mappa.tasks.base import Grade
 from lightning_mappa.testing import ScriptedCoach, ScriptedEngine, char_tokenizer
 from lightning_mappa.types import EpisodeStatus, Task
 from lightning_mappa.workflows.base import Message
@@ -244,3 +246,68 @@ def test_a_batch_ends_once_when_all_its_verdicts_are_there(scored, ended_at):
     coach = Counting()
     asyncio.run(make(coach=coach).collect(plan(n_samples=3, scored=scored)))
     assert coach.ended_at == ended_at
+
+
+# -- tasks that come with files -------------------------------------------------------------------------------------
+
+
+class FileSource(Source):
+    """Hands out a file; the outcome is whether the agents left `out.txt` with its text."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def grade(self, task, answer):
+        raise AssertionError("a text is not graded here")
+
+    def hand_out(self, task, workspace):
+        (workspace / "in.txt").write_text(task.prompt)
+
+    def grade_files(self, task, workspace):
+        if self.broken:
+            raise InfrastructureError("the grading process died")
+        if not (workspace / "out.txt").exists():
+            return Grade(outcome=0.0, fault="missing", detail="no out.txt", metrics={"fair/x": 0.5})
+        return Grade(outcome=1.0, answer=(workspace / "out.txt").read_text(), metrics={"x": 1.0})
+
+
+@contextmanager
+def real_folder(episode_id: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@dataclass
+class Copies(OneCall):
+    """Copies in.txt to out.txt, but not for task t1."""
+
+    async def act(self, task, seen, **extra):
+        message = await super().act(task, seen, **extra)
+        workspace = self.context.workspace
+        assert sorted(path.name for path in workspace.iterdir()) == ["in.txt"]
+        if task.id != "t1":
+            (workspace / "out.txt").write_text((workspace / "in.txt").read_text())
+        return message
+
+
+def test_files_are_handed_out_before_and_graded_after_the_workflow():
+    coordinator = make(
+        source=FileSource(), seat_for=lambda agent_id, context: Copies(agent_id, context), workspaces=real_folder
+    )
+    episodes = [scored.episode for scored in collect(coordinator, n_samples=1).episodes]
+    assert {episode.status for episode in episodes} == {EpisodeStatus.OK}
+    assert [(e.outcome, e.answer, e.metrics) for e in episodes] == [
+        (0.0, None, {"fair/x": 0.5}) if e.task.id == "t1" else (1.0, e.task.prompt, {"x": 1.0}) for e in episodes
+    ]
+    assert [(e.fault, e.reason) for e in episodes if e.outcome == 0] == [("missing", "no out.txt")]
+    assert all(not e.fault and not e.reason for e in episodes if e.outcome)
+
+
+def test_a_grading_that_failed_is_no_outcome():
+    coordinator = make(
+        source=FileSource(broken=True),
+        seat_for=lambda agent_id, context: Copies(agent_id, context),
+        workspaces=real_folder,
+    )
+    with pytest.raises(InfrastructureError, match="the grading process died"):
+        collect(coordinator, n_samples=1)
