@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,20 @@ from lightning_mappa.errors import ConfigError
 from lightning_mappa.export import joint_selection
 from lightning_mappa.files import write_json
 from lightning_mappa.record import evaluation_metrics
+from lightning_mappa.report import (
+    TEST,
+    peak_and_selected,
+    reading,
+    refuse_second_reading,
+    refuse_shared_problems,
+    report_figures,
+    report_text,
+)
 from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
 from lightning_mappa.rollout.engine import Engine
 from lightning_mappa.rollout.transcripts import write_transcript
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.place import place_for
-from lightning_mappa.statistics.paired import paired_gain
 from lightning_mappa.system import (
     Environment,
     build_coordinator,
@@ -97,19 +105,19 @@ def validate(cfg: DictConfig) -> dict[str, Any]:
 def test(cfg: DictConfig) -> dict[str, Any]:
     """Reads the report split, once per run: initial and selected weights on the same problems and seeds.
 
-    Writes test.json with n, initial, selected, gain (selected − initial) and its 95 % interval over problems.
+    Writes test.json: see `report.report_figures`, and beside them the peak and the selected version on the
+    selection split. Every reading, complete or not, leaves a line in report_readings.jsonl.
+
+    Raises `ConfigError` where the split has been read before, or shares a problem with the selection split.
     """
-    path = Path(cfg.run) / "test.json"
-    if path.exists():
-        raise ConfigError(f"the report split of {cfg.run} has been read already: see {path}")
+    folder = RunFolder.open(Path(cfg.run))
+    refuse_second_reading(folder)
     with TrainedSystem.loaded(cfg) as system, system.folder.writing():
-        result = _report(system)
-        write_json(path, result)
-    low, high = result["gain_ci"]
-    print(
-        f"report split, n = {result['n']}: {result['initial']:.3f} → {result['selected']:.3f}, "
-        f"gain {result['gain']:+.3f} [{low:+.3f}, {high:+.3f}]\n{path}"
-    )
+        refuse_shared_problems(system.environment.source)
+        with reading(folder, limit=cfg.datamodule.report_limit):
+            result = _report(system)
+            write_json(folder.path / TEST, result)
+    print(f"{report_text(result)}\n{folder.path / TEST}")
     return result
 
 
@@ -123,8 +131,9 @@ def _report(system: TrainedSystem) -> dict[str, Any]:
         transcript = system.folder.transcripts / f"report-{name}.jsonl"
         write_transcript(transcript, episodes, step=step, split="report")
     return {
-        **paired_gain(_by_task(initial), _by_task(selected), seed=system.cfg.seed),
+        **report_figures(initial, selected, k=data.val_n_samples, seed=system.cfg.seed),
         "selected_version": version,
+        "selection": peak_and_selected(system.folder, version),
         "seed": system.cfg.seed,
         "samples_per_problem": data.val_n_samples,
         "temperature": data.val_temperature,
@@ -166,16 +175,6 @@ def _prompts(path: Path) -> list[str]:
         return [str(row["prompt"]) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"inputs={path}: JSON tasks need a `prompt` each ({error})") from error
-
-
-def _by_task(episodes: Sequence[ScoredEpisode]) -> Mapping[str, list[float]]:
-    """Outcomes of the graded samples, by task id and never by arrival."""
-    outcomes: dict[str, list[float]] = {}
-    for scored in episodes:
-        values = outcomes.setdefault(scored.episode.task.id, [])
-        if scored.episode.outcome is not None:
-            values.append(scored.episode.outcome)
-    return outcomes
 
 
 def _show(console: Console, episode: Episode) -> None:

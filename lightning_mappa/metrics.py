@@ -85,25 +85,32 @@ def majority(samples: Sequence[Sample]) -> float:
     return fmean(sorted(fmean(outcomes) for outcomes in votes.values() if len(outcomes) == most))
 
 
-def repeated_sampling_metrics(samples: Samples, k: int) -> dict[str, float]:
-    """`mean@k`, `pass@j` for j = 1, 2, 4 … and k, and `maj@k` of `k` samples per task.
+def task_values(samples: Samples, k: int) -> dict[str, dict[str, float]]:
+    """Figure → task id → its value there: `mean@k`, `pass@j` for j = 1, 2, 4 … and k, and `maj@k`.
 
-    Figures with a j are means over the tasks of which at least j samples were graded; `tasks_short` counts
-    those with fewer than k. Nothing where no task has a graded sample.
+    A figure with a j is there for the tasks of which at least j samples were graded, `maj@k` for those with k.
+    With k = 1 the one figure is `success`.
     """
-    groups = [group for group in samples.values() if group]
-    if not groups:
-        return {}
-    metrics = {f"mean@{k}": mean_at_k(samples)}
+    graded = {task: group for task, group in samples.items() if group}
+    means = {task: fmean(sample.outcome for sample in group) for task, group in graded.items()}
+    if k == 1:
+        return {"success": means}
+    values = {f"mean@{k}": means}
     for j in sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k}):
-        enough = [group for group in groups if len(group) >= j]
-        if enough:
-            metrics[f"pass@{j}"] = fmean(pass_at_k(len(group), _right(group), j) for group in enough)
-    whole = [group for group in groups if len(group) >= k]
-    if whole:
-        metrics[f"maj@{k}"] = fmean(majority(group) for group in whole)
-    metrics["tasks_short"] = float(len(samples) - len(whole))
-    return metrics
+        values[f"pass@{j}"] = {
+            task: pass_at_k(len(group), _right(group), j) for task, group in graded.items() if len(group) >= j
+        }
+    values[f"maj@{k}"] = {task: majority(group) for task, group in graded.items() if len(group) >= k}
+    return values
+
+
+def repeated_sampling_metrics(samples: Samples, k: int) -> dict[str, float]:
+    """Means over tasks of `task_values`, those of no task left out; `tasks_short` counts tasks with fewer than k
+    graded samples. Nothing where no task has one."""
+    if not any(samples.values()):
+        return {}
+    metrics = {name: fmean(values.values()) for name, values in task_values(samples, k).items() if values}
+    return {**metrics, "tasks_short": float(sum(len(group) < k for group in samples.values()))}
 
 
 def success_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:

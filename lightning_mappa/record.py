@@ -12,6 +12,7 @@ from lightning_mappa.coaches.base import accounts
 from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
 from lightning_mappa.metrics import behaviour_metrics, success_metrics, tool_rates
+from lightning_mappa.report import peak_of
 from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
 from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
@@ -200,6 +201,7 @@ class RunRecord:
         """`val.success.selected` is None when no version was selected or evaluated."""
         selected = self._evaluations.get(-1 if selected_version is None else selected_version, {})
         initial = self._evaluations.get(0, {})
+        history = {str(version): metrics.get("success") for version, metrics in sorted(self._evaluations.items())}
         return {
             "status": status,
             "wall_s": self._wall(),
@@ -207,10 +209,9 @@ class RunRecord:
             "selected_version": selected_version,
             "val": {
                 "success": {"initial": initial.get("success"), "selected": selected.get("success")},
+                "peak": peak_of(history, selected_version)["peak"],
                 "n": int(initial.get("n", 0)),
-                "history": {
-                    str(version): metrics.get("success") for version, metrics in sorted(self._evaluations.items())
-                },
+                "history": history,
             },
             "counts": {name: self._counts[name] for name in ("produced", "trained", "masked", "queued", "frozen")},
             "masked": dict(self._masked),
