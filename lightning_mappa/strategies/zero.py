@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.environments import ClusterEnvironment
-from lightning.pytorch.strategies import DeepSpeedStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -69,7 +69,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     @override
     def setup_environment(self) -> None:
         if self.on_cpu:
-            ParallelStrategy.setup_environment(self)  # past the check for CUDA
+            DDPStrategy.setup_environment(self)  # past the check for CUDA
         else:
             super().setup_environment()
 
@@ -105,7 +105,7 @@ class ZeroStrategy(DeepSpeedStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if self.zero_stage_3:
-            from deepspeed.zero import register_external_parameter
+            from deepspeed.runtime.zero import register_external_parameter
 
             for module in self.deepspeed_engine.modules():
                 if isinstance(module, VocabularyHead):
@@ -179,7 +179,7 @@ def whole_tensors(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str,
     """
     for name, parameter in parameters.items():
         if hasattr(parameter, "ds_tensor"):
-            from deepspeed.zero import GatheredParameters
+            from deepspeed.runtime.zero import GatheredParameters
 
             with GatheredParameters([parameter]):
                 yield name, parameter.detach()
