@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
 from lightning_mappa.coaches.base import Coach, ask, rescored
@@ -24,6 +24,14 @@ class TaskMetrics:
     def __call__(self, episode: Episode) -> Mapping[str, float]:
         found: Mapping[str, float] = episode.task.metadata.get(self.key, {})
         return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradedMetrics:
+    """`EpisodeMetrics` as the episode was graded with."""
+
+    def __call__(self, episode: Episode) -> Mapping[str, float]:
+        return episode.metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,18 @@ REGRESSION = MetricCap(
     bands=(Band(below=10, cap=9), Band(up_to=25, cap=8), Band(up_to=50, cap=6), Band(cap=4)),
 )
 """Root mean squared error in percent of the range of the true values."""
+
+
+def table_caps(analyst: str = "analyst", modeler: str = "modeler", engineer: str = "engineer") -> tuple[MetricCap, ...]:
+    """The published bands for a team on tables: the Analyst's by how good the predictions are, and for those before
+    it a limit (Modeler 5, Data Engineer 6) where they are next to random: below 0.55, or an error above 50 %."""
+    caps = [replace(rule, agents=(analyst,)) for rule in (CLASSIFICATION, REGRESSION)]
+    for agent, cap in ((modeler, 5), (engineer, 6)):
+        useful = (Band(at_least=0.55, cap=SCORE_RANGE), Band(cap=cap))
+        caps.append(MetricCap(metrics=CLASSIFICATION.metrics, bands=useful, agents=(agent,)))
+        useful = (Band(up_to=50, cap=SCORE_RANGE), Band(cap=cap))
+        caps.append(MetricCap(metrics=REGRESSION.metrics, bands=useful, agents=(agent,)))
+    return tuple(caps)
 
 
 class CappedCoach:

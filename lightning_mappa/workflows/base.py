@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from lightning_mappa.file_trail import TrailEntry
 from lightning_mappa.types import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one agent hands to the next: its last text without thinking, and its last tool output."""
+    """What one agent hands to the next: its last text without thinking, its last tool output, and its files."""
 
     agent_id: str
     role: str
     text: str
     tool_output: str | None = None
+    files: tuple[TrailEntry, ...] = ()
+    """What its programs did to the folder while it acted, in their order."""
 
 
 class Seat(Protocol):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.file_trail import file_trail
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, SamplingParams, Session
 from lightning_mappa.thinking import THINK, strip_thinking
 from lightning_mappa.tools.base import Tool
@@ -72,14 +73,18 @@ class AgentSeat:
         if self._last and self._last.tool_results:  # of an earlier act that ran out of turns
             asked = f"{self._observe(self._last)}\n\n{asked}"
         handed_on: str | None = None
+        taken: list[Action] = []
         for _ in range(spec.max_turns):
             action = self._last = await self._take_turn(role, asked)
+            taken.append(action)
             if not action.tool_results:
                 break
             handed_on = tool_output(action.tool_results[-1])
             role, asked = spec.chat.tool_role, self._observe(action)
         text = strip_thinking(self._from_opening_tag(action.text)).strip()
-        return Message(agent_id=spec.agent_id, role=spec.role, text=text, tool_output=handed_on)
+        return Message(
+            agent_id=spec.agent_id, role=spec.role, text=text, tool_output=handed_on, files=file_trail(taken)
+        )
 
     async def _take_turn(self, role: str, asked: str) -> Action:
         """Hears `asked`, generates, runs the tools called for, and records the action."""

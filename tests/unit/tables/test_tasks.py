@@ -165,7 +165,8 @@ def test_generated_tables_have_every_kind_of_column_and_target(generated):
 
 def test_a_plain_model_finds_what_is_in_every_table(source, generated, workspace):
     """On what the team gets alone, and scored by the task itself: far better than a guess."""
-    for given, task in [(given, task) for given in (source, generated) for s in SPLITS for task in given.tasks(s)]:
+    played = [(source, task) for split in SPLITS for task in source.tasks(split)]
+    for given, task in [*played, *((generated, task) for task in generated.tasks("report")[: len(KINDS)])]:
         given.hand_out(task, workspace)
         predict(task, workspace)
         grade = given.grade_files(task, workspace)

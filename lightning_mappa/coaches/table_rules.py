@@ -1,0 +1,178 @@
+"""A coach for teams that hand on files: it scores what the harness found in the folder, and needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lightning_mappa.file_trail import Folder, TrailEntry, file_trail, folder_after, missing
+from lightning_mappa.tools.changes import FileEvent
+from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolStatus, Verdict
+from lightning_mappa.workflows.file_relay import Stage, read_stages
+
+Judgement = tuple[float | None, str]
+
+
+class TableRulesCoach:
+    """Offline, deterministic, free. Whoever should have made a file is blamed when it is not there, and not the
+    one that fell over it.
+
+    | action | score |
+    |---|---|
+    | nothing generated (prompt too long), or the sandbox failed | missing |
+    | removed a file of another agent or of the task | 1 |
+    | wrote what was handed in last, and it is refused; or said so afterwards | 1 |
+    | has a tool, wrote no code | 0; 2 where its inputs were missing |
+    | program ended well, all files of its part are there | 9; 8 if it wrote none |
+    | program ended well, files lack, and the agent went on | 7 if it wrote some of them, else 6 |
+    | program failed | 5 all its files are there; 4 the agent went on and repaired it; 3 it went on and did not |
+    | last action of its agent, files lack | 1 |
+    | text after code, all files are there | 8 |
+    | any of the last four where files lack because inputs were missing | 4 |
+
+    A file of no bytes is not there. What is in a file is not looked at: a fault inside of one shows where the next
+    agent's program fails or the hand-in is refused. How good predictions are is left to `caps.CappedCoach`.
+
+    Args:
+        stages: agent id → `needs` and `makes`, as the workflow has them.
+        hand_in: the file that is graded.
+    """
+
+    name = "table_rules"
+    needs_outcome = True
+
+    def __init__(self, stages: Mapping[str, Mapping[str, Sequence[str]]], hand_in: str = "submission.csv") -> None:
+        self._stages = {stage.agent_id: stage for stage in read_stages(stages, "coach.stages")}
+        self._hand_in = hand_in
+
+    async def score(self, episode: Episode, index: int) -> Verdict:
+        score, reason = judge_step(episode, index, self._stages, self._hand_in)
+        return Verdict(score=score, reason=reason, coach=self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one agent was there for, found, did and left."""
+
+    stage: Stage
+    found: Folder
+    """When it began."""
+    before: Folder
+    """Before the action that is judged."""
+    after: Folder
+    wrote: tuple[TrailEntry, ...]
+    """By the action."""
+    left: Folder
+    """When it was done."""
+    is_last: bool
+    """The action is the agent's last, and not merely because the episode was cut."""
+
+    @property
+    def inputs_lack(self) -> list[str]:
+        return missing(self.stage.needs, self.found)
+
+    @property
+    def lack(self) -> list[str]:
+        """Files of its part that are not there after the action."""
+        return missing(self.stage.makes, self.after)
+
+    @property
+    def lack_in_the_end(self) -> list[str]:
+        return missing(self.stage.makes, self.left)
+
+
+def judge_step(episode: Episode, index: int, stages: Mapping[str, Stage], hand_in: str) -> Judgement:
+    """Score and one-line reason for `episode.actions[index]`, as the table of `TableRulesCoach` has it."""
+    action = episode.actions[index]
+    if action.status is ActionStatus.PROMPT_TOO_LONG:
+        return None, "the prompt did not fit the context: nothing was generated"
+    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
+        return None, "the sandbox failed, which says nothing of the program"
+    if action.agent_id not in stages:
+        return None, f"{action.agent_id} has no part in coach.stages"
+    part = _part(episode, action, stages[action.agent_id])
+    taken = _taken_away(part)
+    if taken:
+        return 1.0, f"removed {', '.join(taken)}, which it was handed"
+    if _is_refused_with(episode, action, hand_in):
+        if part.inputs_lack:
+            return 4.0, f"{hand_in} is refused ({episode.fault}), but {_list(part.inputs_lack)} missing"
+        return 1.0, f"{hand_in} is refused, {episode.fault}: {episode.reason}"
+    return _judge_code(action, part) if action.tool_results else _judge_text(action, part)
+
+
+def _part(episode: Episode, action: Action, stage: Stage) -> _Part:
+    actions = episode.actions
+    own = [a.index for a in actions if a.agent_id == action.agent_id]
+    was_cut = episode.status is not EpisodeStatus.OK and own[-1] == actions[-1].index
+
+    def folder(count: int) -> Folder:
+        return folder_after(episode.task.metadata.get("files", ()), file_trail(actions[:count]))
+
+    return _Part(
+        stage=stage,
+        found=folder(own[0]),
+        before=folder(action.index),
+        after=folder(action.index + 1),
+        wrote=file_trail([action]),
+        left=folder(own[-1] + 1),
+        is_last=action.index == own[-1] and not was_cut,
+    )
+
+
+def _taken_away(part: _Part) -> list[str]:
+    """Files of others that this action has removed, or emptied."""
+    gone = missing(list(part.before), part.after)
+    already = missing(list(part.before), part.before)
+    own = {part.stage.agent_id}
+    return [
+        path
+        for path in gone
+        if path not in already and ((entry := part.before[path]) is None or entry.agent_id not in own)
+    ]
+
+
+def _is_refused_with(episode: Episode, action: Action, hand_in: str) -> bool:
+    """Whether the action wrote the refused file last, or is a later one of the agent that did."""
+    writes = [e for e in file_trail(episode.actions) if e.path == hand_in and e.event is not FileEvent.REMOVED]
+    if not episode.fault or not writes or not writes[-1].size:
+        return False
+    return action.agent_id == writes[-1].agent_id and action.index >= writes[-1].step
+
+
+def _judge_code(action: Action, part: _Part) -> Judgement:
+    failed = next((result for result in reversed(action.tool_results) if not result.ok), None)
+    if not part.lack:
+        wrote = [entry.path for entry in part.wrote if entry.path in part.stage.makes]
+        if failed is not None:
+            return 5.0, f"a program ended with {failed.status}, but all its files are there"
+        return (9.0, f"wrote {', '.join(wrote)}") if wrote else (8.0, "all its files are there")
+    if part.inputs_lack and (part.is_last or failed is not None):
+        return 4.0, f"stopped by what it was handed: {_list(part.inputs_lack)} missing"
+    if part.is_last:
+        how = "its program ended well" if failed is None else f"its program ended with {failed.status}"
+        return 1.0, f"{how}, and {_list(part.lack)} missing"
+    if failed is not None:
+        repaired = not part.lack_in_the_end
+        return (4.0 if repaired else 3.0), f"the program ended with {failed.status}"
+    if any(entry.path in part.stage.makes for entry in part.wrote):
+        return 7.0, f"wrote some of its files; {_list(part.lack)} still missing"
+    return 6.0, "looked, and wrote none of its files yet"
+
+
+def _judge_text(action: Action, part: _Part) -> Judgement:
+    if action.status is ActionStatus.NO_CODE and part.lack:
+        if part.inputs_lack:
+            return 2.0, f"wrote no code to run; {_list(part.inputs_lack)} missing when it began"
+        return 0.0, "wrote no code to run"
+    if not part.lack:
+        return 8.0, "all its files are there"
+    if part.inputs_lack:
+        return 4.0, f"stopped by what it was handed: {_list(part.inputs_lack)} missing"
+    if not part.is_last:
+        return None, "the episode was cut before the agent's next turn"
+    return 1.0, f"ended while {_list(part.lack)} missing"
+
+
+def _list(paths: Sequence[str]) -> str:
+    return f"{', '.join(paths)} {'is' if len(paths) == 1 else 'are'}"
