@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lightning_mappa.coaches.base import accounts, bind_accounts
 from lightning_mappa.coaches.caller import Caller, RetryPolicy
+from lightning_mappa.coaches.faults import FaultMemory
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.coaches.pace import Pace
 from lightning_mappa.coaches.parse import Reading, ScoreSteps, read_reply
-from lightning_mappa.coaches.prompt import CaseWriter, ShowReference, read_rubric
+from lightning_mappa.coaches.parse_batch import read_batch
+from lightning_mappa.coaches.prompt import Case, CaseWriter, ShowReference, read_rubric
 from lightning_mappa.coaches.provider import CallGuard, PassingError, Provider, RefusedRequestError
-from lightning_mappa.errors import CoachError, ConfigError
+from lightning_mappa.coaches.shared_calls import SharedCalls
+from lightning_mappa.coaches.watch import Watch
+from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Action, ActionStatus, Episode, ToolStatus, Verdict
 
-CONSTANT_AFTER = 200
-"""The same score so often in a row says nothing of the actions."""
+TOKENS_PER_STEP = 200
+"""More tokens of a reply for every further step that it judges."""
 
-_log = logging.getLogger(__name__)
+Readings = tuple[Mapping[int, Reading], str]
+"""By the index of the action; and the model that replied."""
 
 
 class LLMCoach:
@@ -38,10 +42,15 @@ class LLMCoach:
         roles: agent id to what that agent is there for, where the name of its role does not say it.
         show_reference: `none`, `last` (only the last agent is judged with reference and outcome in view), `all`.
             What is judged without is judged as soon as it is done, the rest when the episode has ended.
+        batched: all actions of an episode in one call, once it has ended. Each is judged with the later ones in view,
+            and with the outcome where `show_reference` shows it to any of them.
+        recall_faults: so many of a role's faults that recurred in earlier batches are told with its actions, see
+            `FaultMemory`.
         steps: `integer`, `half` or `decimal` scores; others are missing, never rounded.
         max_chars: the longest text shown in full, see `CaseWriter`; a request that is too long for the model is
             sent once more with half of it.
-        max_tokens: of a reply, thinking among them; a reply that is cut is asked for once more with twice as many.
+        max_tokens: of a reply, thinking among them, and 200 more for every further step of a batched one; a reply that
+            is cut is asked for once more with twice as many.
         reask: ask once more, with the same case, when a reply cannot be read.
         deadline_s: of a call with all its attempts, see `RetryPolicy` for this and the next three.
         max_concurrency: calls under way; fewer while the server says that it is too much.
@@ -58,6 +67,8 @@ class LLMCoach:
         seed: int = 0,
         roles: Mapping[str, str] | None = None,
         show_reference: ShowReference = "last",
+        batched: bool = False,
+        recall_faults: int = 0,
         steps: ScoreSteps = "integer",
         max_chars: int = 24_000,
         max_tokens: int = 2048,
@@ -87,6 +98,9 @@ class LLMCoach:
                 raise ConfigError(f"coach.{name} is {value}; allowed: 1 or more")
         self.name = provider.model
         self._show_reference = show_reference
+        self._batched = batched
+        self._faults = FaultMemory(recall_faults)
+        self._calls: SharedCalls[Readings] = SharedCalls()
         self._provider = provider
         self._guard = guard
         self._writer = CaseWriter(
@@ -95,6 +109,7 @@ class LLMCoach:
             roles=roles,
             show_reference=show_reference,
             steps=steps,
+            batched=batched,
             max_chars=max_chars,
         )
         self._steps = steps
@@ -104,7 +119,7 @@ class LLMCoach:
             deadline_s=deadline_s, timeout_s=timeout_s, max_attempts=max_attempts, max_wait_s=max_wait_s
         )
         self._caller = Caller(provider, policy, Pace(max_concurrency, requests_per_minute, tokens_per_minute), guard)
-        self._watch = _Watch(max_missing_rate, missing_window)
+        self._watch = Watch(max_missing_rate, missing_window)
         self._loop = LoopThread(f"coach {self.name}")
 
     @property
@@ -124,39 +139,59 @@ class LLMCoach:
         await self._provider.check()
 
     async def score(self, episode: Episode, index: int) -> Verdict:
+        self._faults.see(episode, index)
         reason = _not_judged(episode.actions[index])
         if reason is not None:
             return Verdict(score=None, reason=reason, coach=self.name)
-        reading, model = await self._loop.run(self._reading(episode, index))
+        readings, model = await self._loop.run(self._readings_with(episode, index))
+        reading = readings[index]
         self._watch.see(reading, model)
         return Verdict(score=reading.score, reason=reading.reason, coach=model)
 
     def needs_outcome_of(self, action: Action, last_agent_id: str | None) -> bool:
-        """Only what is judged with the outcome in view waits for it."""
-        if self._show_reference == "last":
+        """Only what is judged with the outcome in view waits for it, and whole episodes."""
+        if self._show_reference == "last" and not self._batched:
             return last_agent_id in (None, action.agent_id)
-        return self._show_reference == "all"
+        return self._batched or self._show_reference == "all"
+
+    def end_of_batch(self) -> None:
+        self._faults.end_of_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._faults.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._faults.load_state_dict(state)
 
     def close(self) -> None:
         """Ends the thread and the connections."""
         self._loop.close(self._provider.close())
 
-    async def _reading(self, episode: Episode, index: int) -> tuple[Reading, str]:
-        try:
-            first, model = await self._asked(episode, index, self._max_tokens, reminder=False)
-            if not (first.ask_again and self._reask):
-                return first, model
-            tokens = 2 * self._max_tokens if first.cut else self._max_tokens
-            again, model = await self._asked(episode, index, tokens, reminder=True)
-        except PassingError as error:
-            return Reading(score=None, reason=f"no reply: {error}"), self.name
-        except RefusedRequestError as error:
-            return Reading(score=None, reason=f"the request was refused: {error}"), self.name
-        reason = again.reason if again.score is not None else f"{again.reason}; asked twice"
-        return replace(again, reason=reason, alarms=("asked_again", *first.alarms, *again.alarms)), model
+    async def _readings_with(self, episode: Episode, index: int) -> Readings:
+        """Those of one call with the action among them; a batched one is shared with the episode's other actions."""
+        if not self._batched:
+            return await self._readings(episode, (index,))
+        indices = tuple(action.index for action in episode.actions if _not_judged(action) is None)
+        name = self._case(episode, indices, self._tokens(indices)).request.call_id
+        return await self._calls.get(name, index, indices, lambda: self._readings(episode, indices))
 
-    async def _asked(self, episode: Episode, index: int, max_tokens: int, *, reminder: bool) -> tuple[Reading, str]:
-        case = self._writer.case(episode, index, max_tokens=max_tokens, reminder=reminder)
+    async def _readings(self, episode: Episode, indices: Sequence[int]) -> Readings:
+        first: Mapping[int, Reading] = {}
+        model = self.name
+        try:
+            first, model = await self._asked(episode, indices, self._tokens(indices), reminder=False)
+            if not (self._reask and any(reading.ask_again for reading in first.values())):
+                return first, model
+            cut = any(reading.cut for reading in first.values())
+            again, model = await self._asked(episode, indices, (1 + cut) * self._tokens(indices), reminder=True)
+        except PassingError as error:
+            return _completed(first, indices, f"no reply: {error}"), model
+        except RefusedRequestError as error:
+            return _completed(first, indices, f"the request was refused: {error}"), model
+        return {index: _asked_twice(first[index], again[index]) for index in indices}, model
+
+    async def _asked(self, episode: Episode, indices: Sequence[int], max_tokens: int, *, reminder: bool) -> Readings:
+        case = self._case(episode, indices, max_tokens, reminder=reminder)
         shrunk: tuple[str, ...] = ()
         try:
             reply = await self._caller.call(case.request)
@@ -164,54 +199,48 @@ class LLMCoach:
             if not error.too_long:
                 raise
             shrunk = ("shrunk",)
-            case = self._writer.case(episode, index, max_tokens=max_tokens, reminder=reminder, shrink=1)
+            case = self._case(episode, indices, max_tokens, reminder=reminder, shrink=1)
             reply = await self._caller.call(case.request)
-        reading = read_reply(reply, case=case.token, steps=self._steps)
-        return replace(reading, alarms=(*shrunk, *reading.alarms)), reply.model
+        if not self._batched:
+            reading = read_reply(reply, case=case.token, steps=self._steps)
+            return {indices[0]: replace(reading, alarms=(*shrunk, *reading.alarms))}, reply.model
+        numbers = {index + 1: index for index in indices}
+        readings = read_batch(reply, case=case.token, numbers=tuple(numbers), steps=self._steps)
+        return {
+            numbers[number]: replace(reading, alarms=(*shrunk, *reading.alarms)) for number, reading in readings.items()
+        }, reply.model
+
+    def _case(
+        self, episode: Episode, indices: Sequence[int], max_tokens: int, *, reminder: bool = False, shrink: int = 0
+    ) -> Case:
+        roles = dict.fromkeys(episode.actions[index].role for index in indices)
+        recalled = "\n".join(told for role in roles if (told := self._faults.told(role)))
+        options: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "reminder": reminder,
+            "shrink": shrink,
+            "recalled": recalled,
+        }
+        if self._batched:
+            return self._writer.batch(episode, indices, **options)
+        return self._writer.case(episode, indices[0], **options)
+
+    def _tokens(self, indices: Sequence[int]) -> int:
+        return self._max_tokens + TOKENS_PER_STEP * (len(indices) - 1)
 
 
-class _Watch:
-    """What only shows over many verdicts."""
+def _completed(first: Mapping[int, Reading], indices: Sequence[int], reason: str) -> dict[int, Reading]:
+    """What was read before a call that failed, and `reason` for the rest."""
+    lost = Reading(score=None, reason=reason)
+    return {index: first[index] if index in first and not first[index].ask_again else lost for index in indices}
 
-    def __init__(self, max_missing_rate: float, window: int) -> None:
-        if not 0 <= max_missing_rate <= 1:
-            raise ConfigError(f"coach.max_missing_rate is {max_missing_rate}; allowed: 0 to 1")
-        self.counts: Counter[str] = Counter()
-        self._max_missing_rate = max_missing_rate
-        self._missing: deque[bool] = deque(maxlen=window)
-        self._run: tuple[float | None, int] = (None, 0)
-        self._model: str | None = None
 
-    def see(self, reading: Reading, model: str) -> None:
-        """Raises `CoachError` when too many of the last verdicts are missing."""
-        self.counts.update(("verdicts", *reading.alarms))
-        self._missing.append(reading.score is None)
-        if reading.score is None:
-            self.counts["missing"] += 1
-            self._refuse_too_many_missing(reading.reason)
-            return
-        self._see_model(model)
-        last, times = self._run
-        self._run = (reading.score, times + 1 if reading.score == last else 1)
-        if self._run[1] == CONSTANT_AFTER:
-            self.counts["constant"] += 1
-            _log.warning("the coach %s gave %g to %d actions in a row", model, reading.score, CONSTANT_AFTER)
-
-    def _see_model(self, model: str) -> None:
-        if self._model not in (None, model):
-            self.counts["model_changed"] += 1
-            _log.warning("the coach's replies come from %s, earlier ones from %s", model, self._model)
-        self._model = model
-
-    def _refuse_too_many_missing(self, reason: str) -> None:
-        missing, window = sum(self._missing), self._missing.maxlen or 1
-        # Before the window is full, too: enough are missing for it to be too many however the rest turns out.
-        if missing > self._max_missing_rate * window:
-            raise CoachError(
-                f"{missing} of the last {len(self._missing)} verdicts are missing; with more than "
-                f"coach.max_missing_rate={self._max_missing_rate:g} of {window} the run stops. The last: {reason}. "
-                "It can go on with resume"
-            )
+def _asked_twice(first: Reading, again: Reading) -> Reading:
+    """The second reading, where the first was at fault."""
+    if not first.ask_again:
+        return first
+    reason = again.reason if again.score is not None else f"{again.reason}; asked twice"
+    return replace(again, reason=reason, alarms=("asked_again", *first.alarms, *again.alarms))
 
 
 def _not_judged(action: Action) -> str | None:

@@ -52,7 +52,9 @@ class Reading:
     """The token limit cut the reply."""
 
 
-class _UnreadableError(Exception):
+class UnreadableError(Exception):
+    """A reply, or a part of one, without a score; `alarms` are for the `Reading` made of it."""
+
     def __init__(self, reason: str, alarm: str | None = None) -> None:
         super().__init__(reason)
         self.alarms = () if alarm is None else (alarm,)
@@ -63,17 +65,32 @@ def verdict_schema(steps: ScoreSteps) -> dict[str, Any]:
 
     Scores are an enum, because services drop `minimum` and `maximum`; with `decimal` only the parser bounds them.
     """
+    fields = {"case": {"type": "string"}, "reason": {"type": "string"}, "score": _score_schema(steps)}
+    return _object(fields)
+
+
+def batch_schema(steps: ScoreSteps) -> dict[str, Any]:
+    """The JSON schema of a reply to several steps. It does not count them, so that all episodes share it."""
+    verdict = _object({"step": {"type": "integer"}, "reason": {"type": "string"}, "score": _score_schema(steps)})
+    return _object({"case": {"type": "string"}, "verdicts": {"type": "array", "items": verdict}})
+
+
+def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(fields),
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _score_schema(steps: ScoreSteps) -> dict[str, Any]:
     kinds: dict[ScoreSteps, dict[str, Any]] = {
         "integer": {"type": "integer", "enum": list(range(11))},
         "half": {"type": "number", "enum": [half / 2 for half in range(21)]},
         "decimal": {"type": "number", "description": "from 0 to 10"},
     }
-    return {
-        "type": "object",
-        "properties": {"case": {"type": "string"}, "reason": {"type": "string"}, "score": kinds[steps]},
-        "required": ["case", "reason", "score"],
-        "additionalProperties": False,
-    }
+    return kinds[steps]
 
 
 def read_reply(reply: CoachReply, *, case: str, steps: ScoreSteps = "integer") -> Reading:
@@ -81,6 +98,17 @@ def read_reply(reply: CoachReply, *, case: str, steps: ScoreSteps = "integer") -
 
     `case` is what the reply has to repeat when it names a case at all. Never raises.
     """
+    ended = unfinished(reply)
+    if ended is not None:
+        return ended
+    try:
+        return _read(reply.text, structured=reply.structured, case=case, steps=steps)
+    except UnreadableError as fault:
+        return Reading(score=None, reason=str(fault), alarms=fault.alarms, ask_again=True)
+
+
+def unfinished(reply: CoachReply) -> Reading | None:
+    """What a reply that did not come to its end says."""
     if reply.finish == "refusal":
         detail = f" ({one_line(reply.detail)})" if reply.detail else ""
         return Reading(score=None, reason=f"the coach refused{detail}", alarms=("refusal",))
@@ -88,10 +116,14 @@ def read_reply(reply: CoachReply, *, case: str, steps: ScoreSteps = "integer") -
         return Reading(score=None, reason="the reply was cut at the token limit", ask_again=True, cut=True)
     if reply.finish != "end":
         return Reading(score=None, reason=f"the reply ended with {one_line(reply.finish)!r}")
-    try:
-        return _read(reply.text, structured=reply.structured, case=case, steps=steps)
-    except _UnreadableError as fault:
-        return Reading(score=None, reason=str(fault), alarms=fault.alarms, ask_again=True)
+    return None
+
+
+def json_of(reply: CoachReply, case: str) -> Any:
+    """The JSON of a reply that has to be JSON. Raises `UnreadableError`."""
+    stripped = _checked_text(reply.text)
+    embedded = [] if reply.structured else _embedded(reply.text)
+    return _of_embedded(embedded, case) if embedded else _strict_json(stripped)
 
 
 def one_line(text: str, limit: int = MAX_REASON) -> str:
@@ -103,30 +135,38 @@ def one_line(text: str, limit: int = MAX_REASON) -> str:
 
 
 def _read(text: str, *, structured: bool, case: str, steps: ScoreSteps) -> Reading:
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise _UnreadableError(f"the reply is longer than {MAX_BYTES} bytes")
-    stripped = text.strip()
-    if not stripped:
-        raise _UnreadableError("the reply is empty")
+    stripped = _checked_text(text)
     if structured or stripped.startswith(("{", "[")):
         return _of_json(_strict_json(stripped), case=case, steps=steps)
-    fences = [body.strip() for body in _CODE_FENCE.findall(text)]
-    embedded = [body for body in fences if body.startswith("{")]
+    embedded = _embedded(text)
     if embedded:
-        return _of_embedded(embedded, case=case, steps=steps)
+        return _of_json(_of_embedded(embedded, case), case=case, steps=steps)
     if any(unicodedata.category(char).startswith("C") and not char.isspace() for char in text):
-        raise _UnreadableError("the reply holds control characters")
+        raise UnreadableError("the reply holds control characters")
     score = _plain_score(_QUOTED.sub(" ", _CODE_FENCE.sub(" ", text)))
     return _checked(score, steps=steps, reason=text)
 
 
+def _checked_text(text: str) -> str:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise UnreadableError(f"the reply is longer than {MAX_BYTES} bytes")
+    if not text.strip():
+        raise UnreadableError("the reply is empty")
+    return text.strip()
+
+
+def _embedded(text: str) -> list[str]:
+    """JSON objects in code fences."""
+    return [body for fence in _CODE_FENCE.findall(text) if (body := fence.strip()).startswith("{")]
+
+
 def _strict_json(text: str) -> Any:
     if _depth(text) > MAX_DEPTH:
-        raise _UnreadableError(f"the reply is nested deeper than {MAX_DEPTH}")
+        raise UnreadableError(f"the reply is nested deeper than {MAX_DEPTH}")
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except ValueError as error:
-        raise _UnreadableError("the reply is no valid JSON") from error
+        raise UnreadableError("the reply is no valid JSON") from error
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -153,29 +193,39 @@ def _depth(text: str) -> int:
 
 
 def _of_json(value: Any, *, case: str, steps: ScoreSteps) -> Reading:
+    check_case(value, case, "score")
+    return read_fields(value, steps)
+
+
+def check_case(value: Any, case: str, field: str) -> None:
+    """Raises `UnreadableError` for anything but an object with this field about this case."""
     if not isinstance(value, Mapping):
-        raise _UnreadableError("the reply is JSON, but no object")
-    if "score" not in value:
-        raise _UnreadableError("the reply has no score")
+        raise UnreadableError("the reply is JSON, but no object")
+    if field not in value:
+        raise UnreadableError(f"the reply has no {field}")
     if value.get("case", case) != case:
-        raise _UnreadableError("the reply is about another case", "wrong_case")
+        raise UnreadableError("the reply is about another case", "wrong_case")
+
+
+def read_fields(value: Mapping[str, Any], steps: ScoreSteps) -> Reading:
+    """The `score` and the `reason` of one object. Raises `UnreadableError`."""
     score, reason = value["score"], value.get("reason")
     alarms: tuple[str, ...] = ()
     if isinstance(score, str) and re.fullmatch("[0-9]{1,9}", score):
         score, alarms = int(score), ("string_score",)
     if isinstance(score, bool) or not isinstance(score, int | float):
-        raise _UnreadableError("the score is no number")
+        raise UnreadableError("the score is no number")
     return _checked(score, steps=steps, reason=reason if isinstance(reason, str) else "", alarms=alarms)
 
 
-def _of_embedded(objects: Sequence[str], *, case: str, steps: ScoreSteps) -> Reading:
+def _of_embedded(objects: Sequence[str], case: str) -> Mapping[str, Any]:
     """JSON with prose around it counts only if it repeats the case: an agent's text, quoted, cannot know it."""
     if len(objects) > 1:
-        raise _UnreadableError("the reply holds more than one JSON object")
+        raise UnreadableError("the reply holds more than one JSON object")
     value = _strict_json(objects[0])
     if not isinstance(value, Mapping) or value.get("case") != case:
-        raise _UnreadableError("the JSON in the reply does not name the case", "wrong_case")
-    return _of_json(value, case=case, steps=steps)
+        raise UnreadableError("the JSON in the reply does not name the case", "wrong_case")
+    return value
 
 
 def _plain_score(text: str) -> float:
@@ -188,23 +238,21 @@ def _plain_score(text: str) -> float:
             if not _RANGE_BEFORE.search(text[: match.start("score")]):
                 found[match.start("score")] = float(match["score"])
             else:
-                raise _UnreadableError("the reply gives a range")
+                raise UnreadableError("the reply gives a range")
     if not found:
-        raise _UnreadableError("the reply gives no score from 0 to 10")
+        raise UnreadableError("the reply gives no score from 0 to 10")
     if len(found) > 1:
-        raise _UnreadableError("the reply gives more than one score")
+        raise UnreadableError("the reply gives more than one score")
     return found.popitem()[1]
 
 
 def _checked(score: float, *, steps: ScoreSteps, reason: str, alarms: tuple[str, ...] = ()) -> Reading:
     if not 0 <= score <= 10:
-        raise _UnreadableError("the score is not from 0 to 10", "out_of_range")
+        raise UnreadableError("the score is not from 0 to 10", "out_of_range")
     whole, half = float(score).is_integer(), float(score * 2).is_integer()
     if not (whole or (half and steps == "half") or steps == "decimal"):
         alarm = "scale_drift" if score < 1 else None
-        raise _UnreadableError(
-            "the score is no " + ("integer" if steps == "integer" else "multiple of one half"), alarm
-        )
+        raise UnreadableError("the score is no " + ("integer" if steps == "integer" else "multiple of one half"), alarm)
     if 0 < score < 1:
         alarms = (*alarms, "scale_drift")
     if (score >= 8 and _BLAME.search(reason)) or (score <= 2 and _PRAISE.search(reason)):

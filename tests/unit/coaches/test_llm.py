@@ -10,8 +10,9 @@ import time
 import pytest
 
 from lightning_mappa.coaches.anthropic import AnthropicProvider
-from lightning_mappa.coaches.llm import CONSTANT_AFTER, LLMCoach
+from lightning_mappa.coaches.llm import LLMCoach
 from lightning_mappa.coaches.provider import CoachReply, CoachRequest
+from lightning_mappa.coaches.watch import CONSTANT_AFTER
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.types import ActionStatus, Episode, StopReason, Task, ToolResult, ToolStatus
 from tests.fake_messages_api import MODEL, Answer, Call, error, message, verdict
