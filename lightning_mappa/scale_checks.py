@@ -73,6 +73,11 @@ def _check_runtime(cfg: DictConfig) -> None:
             f"{cfg.trainer.accelerator}; set runtime=ray and trainer.accelerator=cuda, or runtime.colocate=false"
         )
     staleness = runtime.max_staleness
+    if runtime.colocate and staleness > 0:
+        raise ConfigError(
+            f"runtime.max_staleness={staleness} has engines work during updates, but with runtime.colocate=true they "
+            "sleep then; set one of them to its default"
+        )
     if staleness > MAX_STALENESS:
         raise ConfigError(f"runtime.max_staleness is {staleness}; allowed: 0 to {MAX_STALENESS}")
     if staleness > 0 and cfg.algorithm.rollout_correction is None:

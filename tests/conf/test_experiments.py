@@ -1,4 +1,4 @@
-"""Every experiment runs through a rollout step: as written, only shorter."""
+"""Every experiment runs through a rollout step, as written but shorter; those for other machines are planned."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
+
+from lightning_mappa.checks import check
+from lightning_mappa.config import structured
+from lightning_mappa.plan.plan import make_plan
 
 NAMES = sorted(path.stem for path in Path(str(files("lightning_mappa.conf"))).glob("experiment/*.yaml"))
 SHORT = (
@@ -19,8 +24,30 @@ SHORT = (
 )
 
 
+SETS = ("task.train.path=x", "task.report.path=x")
+ON_GPUS = {
+    "mathchat_qwen3_4b": SETS,
+    "mathchat_r1_1_5b": SETS,
+    "qwen3_4b_lora_24gb": ("task.path=x",),
+}
+"""Experiment → what a user has to add."""
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_every_experiment_for_gpus_fits_the_hardware_it_names(name: str):
+    with initialize_config_module("lightning_mappa.conf", version_base="1.3"):
+        cfg = structured(compose("plan", overrides=[f"experiment={name}", *ON_GPUS[name]]))
+    check(cfg)
+    planned = make_plan(cfg)
+    assert planned.problems == planned.notes == ()
+    assert {agent.shape is not None for agent in planned.agents} == {True}
+    gpus = [device for device in planned.devices if "GPU" in device.name]
+    assert 0 < len(gpus) <= cfg.plan.gpus_per_node
+    assert all(0.5 < gpu.peak / gpu.capacity <= 1 for gpu in gpus)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_GPUS])
 def test_every_experiment_runs(name: str, tmp_path: Path):
     overrides = [f"experiment={name}", *SHORT]
     if name.startswith("smollm2"):

@@ -117,6 +117,15 @@ def test_a_name_that_no_option_has_is_refused(composed: DictConfig, key: str):
             {"runtime__name": "ray", "runtime__colocate": True},
             "runtime.colocate=true shares GPUs, but runtime is ray and trainer.accelerator is cpu",
         ),
+        (
+            {
+                "runtime__name": "ray",
+                "runtime__colocate": True,
+                "trainer__accelerator": "cuda",
+                "runtime__max_staleness": 1,
+            },
+            "runtime.max_staleness=1 has engines work during updates, but with runtime.colocate=true they sleep",
+        ),
         ({"agents__solver__devices": 0}, "agents.solver.devices is 0; allowed: 1 or more"),
         (
             {"runtime__name": "ray", "agents__solver__devices": 2},
