@@ -20,6 +20,9 @@ from lightning_mappa.rollout.wave import WaveScheduler
 from lightning_mappa.runtime.weight_transport import StoredWeights, unpack
 
 
+START_S = 600.0
+
+
 class TransformersWorker:
     """Holds a `TransformersEngine`. Its methods run in threads, so that it answers while it decodes.
 
@@ -82,8 +85,8 @@ class RemoteTransformersEngine:
         self._waves = WaveScheduler(self._generate_batch)
         self.sync_bytes: dict[str, int] = {}
         """Of the last weight sync, by agent."""
-        self._actor = spawn()
-        self._context_lengths: dict[str, int] = self._wait(self._actor.ready.remote())
+        self._context_lengths: dict[str, int] = {}
+        self._start()
 
     def session(self, episode_id: str) -> AbstractAsyncContextManager[Session]:
         return self._waves.session(episode_id)
@@ -124,6 +127,16 @@ class RemoteTransformersEngine:
             except ray.exceptions.RayActorError as error:
                 self._restart(actor, error)
 
+    def _start(self) -> None:
+        """No sign of life is asked for before the weights are loaded."""
+        self._actor = self._spawn()
+        try:
+            self._context_lengths = ray.get(self._actor.ready.remote(), timeout=START_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise InfrastructureError(f"the engine was not ready within {START_S:g} s") from error
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from error
+
     def _wait(self, ref: Any) -> Any:
         """Looks after the actor while it works. Raises `RayActorError` when it is gone or hangs."""
         waited = 0.0
@@ -143,8 +156,7 @@ class RemoteTransformersEngine:
             if self._restarts_left == 0:
                 raise InfrastructureError(f"the engine died once more than runtime.max_restarts allows: {error}")
             self._restarts_left -= 1
-            self._actor = self._spawn()
-            self._wait(self._actor.ready.remote())
+            self._start()
             for agent_id, (version, weights) in self._weights.items():
                 self._wait(self._actor.update_weights.remote(agent_id, version, weights, self._deadline_s))
 

@@ -1,0 +1,38 @@
+"""Callbacks that do harm, in the processes of a run's parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ray
+from lightning.pytorch import Callback
+
+
+class SignalOnce(Callback):
+    """Sends this process a signal in step 1, the first time that a file `marker` is not there."""
+
+    def __init__(self, number: int, marker: str | None = None) -> None:
+        self._number = number
+        self._marker = None if marker is None else Path(marker)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch.step == 1 and (self._marker is None or not self._marker.exists()):
+            if self._marker is not None:
+                self._marker.touch()
+            os.kill(os.getpid(), self._number)
+
+
+class KillEngine(Callback):
+    """Kills the engine's process after step 0, when its weights are those of the start."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch.step == 0:
+            for actor in ray.util.state.list_actors(limit=50):
+                if actor.class_name == "TransformersWorker" and actor.state == "ALIVE":
+                    os.kill(actor.pid, 9)
+
+
+class Bug(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        1 / 0  # noqa: B018
