@@ -185,6 +185,10 @@ class VLLMServer:
         return engine
 
     def _add(self, engine: LLMEngine, request_id: str, agent_id: str, prompt_ids: Sequence[int], params: Any) -> None:
+        # vLLM knows no ids without a tokenizer, and a step with one too many breaks off for everybody.
+        vocab_size = engine.model_config.get_vocab_size()
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+            raise InfrastructureError(f"{agent_id!r}: a prompt id is not in 0 to {vocab_size - 1}")
         try:
             engine.add_request(
                 request_id,
