@@ -140,6 +140,8 @@ class EngineStep:
 def zero_config(stage: int, *, offload: bool, on_cpu: bool, grad_clip: float) -> dict[str, Any]:
     """What DeepSpeed is told. Gradients are summed up in float32 whatever the precision of the weights."""
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": not on_cpu, "contiguous_gradients": True}
+    if on_cpu:
+        zero["stage3_param_persistence_threshold"] = 0  # small models are sharded too, to the last norm
     if offload:
         device = {"device": "cpu", "pin_memory": not on_cpu}
         zero |= {"offload_optimizer": device, "offload_param": device}
