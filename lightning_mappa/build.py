@@ -16,6 +16,9 @@ from lightning_mappa.errors import ConfigError, MappaError
 DIRECTIVES = ("_target_", "_partial_")
 """`_partial_: true` gives a function that waits for the remaining arguments."""
 
+READ_BY_THE_RUN: Mapping[str, Collection[str]] = {"coach": ("min_audit", "audit_cases")}
+"""Where a node stands -> keys in it that are for the run (`audit.floor`) and not for the target."""
+
 
 def build(node: DictConfig | Mapping[str, Any], key: str, /, **supplied: Any) -> Any:
     """Calls `_target_` with the node's other keys and with `supplied`, what the run itself knows.
@@ -27,7 +30,8 @@ def build(node: DictConfig | Mapping[str, Any], key: str, /, **supplied: Any) ->
     """
     plain: Any = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node
     target = check_target(plain, key, supplied=supplied)
-    arguments = {name: _value(value, f"{key}.{name}") for name, value in plain.items() if name not in DIRECTIVES}
+    others = (*DIRECTIVES, *READ_BY_THE_RUN.get(key, ()))
+    arguments = {name: _value(value, f"{key}.{name}") for name, value in plain.items() if name not in others}
     call = functools.partial(target, **arguments, **supplied)
     if plain.get("_partial_"):
         return call
@@ -48,7 +52,7 @@ def check_target(node: Mapping[Any, Any], key: str, *, supplied: Collection[str]
     parameters = _parameters(target)
     if parameters is None:
         return target
-    given = [str(name) for name in node if name not in DIRECTIVES]
+    given = [str(name) for name in node if name not in (*DIRECTIVES, *READ_BY_THE_RUN.get(key, ()))]
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in given:

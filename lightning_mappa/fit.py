@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
+from lightning_mappa.audit.floor import require_floor
 from lightning_mappa.coaches.base import bind_accounts
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted, RankLost
@@ -56,6 +57,7 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
         MappaError: with its exit code, for everything that ends a run early.
     """
     quiet_libraries()
+    require_floor(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
     for restarts in itertools.count():
         seed_everything(cfg)

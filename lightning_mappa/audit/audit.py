@@ -101,14 +101,32 @@ async def score_cases(coach: Coach, cases: Sequence[AuditCase]) -> list[CaseScor
     return rows
 
 
-def require_audit(report: Mapping[str, Any], floor: float) -> None:
-    """Raises `CoachError` where the report's blame accuracy is below `floor` (0…1)."""
+async def blame(coach: Coach, cases: Sequence[AuditCase], *, seed: int) -> dict[str, Any]:
+    """The part of `audit_coach` that `require_audit` reads, for a verdict per action."""
+    asked = [(case.episode, action.index) for case in cases for action in case.episode.actions]
+    given = iter(await _scores(coach, asked))
+    scores = []
+    for case in cases:
+        first = tuple(next(given) for _ in case.episode.actions)
+        scores.append(CaseScores(case=case, first=first, again=first))
+    return {
+        "coach": coach.name,
+        "seed": seed,
+        "n_cases": len(cases),
+        "figures": {"blame_accuracy": asdict(figures(scores, seed=seed)["blame_accuracy"])},
+        "templates": _by_template(scores),
+        "accounts": dict(accounts(coach)),
+    }
+
+
+def require_audit(report: Mapping[str, Any], floor: float, advice: str = "") -> None:
+    """Raises `CoachError` where the report's blame accuracy is below `floor` (0…1); `advice` ends the sentence."""
     if not 0 <= floor <= 1:
         raise ConfigError(f"the floor of an audit is {floor}; allowed: 0 to 1")
     accuracy = report["figures"]["blame_accuracy"]["value"]
     if accuracy is None or accuracy < floor:
         raise CoachError(
-            f"coach {report['coach']} blames the right agent in {accuracy} of the cases, less than {floor}"
+            f"coach {report['coach']} blames the right agent in {accuracy} of the cases, less than {floor}{advice}"
         )
 
 

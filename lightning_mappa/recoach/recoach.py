@@ -17,7 +17,7 @@ from rich.console import Console
 from lightning_mappa.agent_trainer import agent_module
 from lightning_mappa.agents import AgentFacts, agent_facts, load_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
-from lightning_mappa.build import build
+from lightning_mappa.build import READ_BY_THE_RUN, build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
 from lightning_mappa.datamodules.transcript import RecordedStep, RecordedSteps, step_files
 from lightning_mappa.errors import ConfigError, MappaError
@@ -66,7 +66,7 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
     """
     folder = RunFolder.open(Path(cfg.run))
     recorded = folder.config()
-    asks = cfg.recoach.rescore or _plain(cfg.coach) != _plain(recorded.coach)
+    asks = cfg.recoach.rescore or _coach(cfg) != _coach(recorded)
     changed = _changed(recorded.algorithm, cfg.algorithm)
     if not (asks or changed):
         raise ConfigError(
@@ -211,6 +211,11 @@ def _changed(recorded: DictConfig, new: DictConfig) -> dict[str, list[Any]]:
     }
 
 
+def _coach(cfg: DictConfig) -> dict[str, Any]:
+    """The coach's node without what is for `mappa fit`."""
+    return {name: value for name, value in _plain(cfg.coach).items() if name not in READ_BY_THE_RUN["coach"]}
+
+
 def _plain(node: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(node, resolve=True)
     return dict(plain)
@@ -218,6 +223,6 @@ def _plain(node: DictConfig) -> dict[str, Any]:
 
 def _name(coach: Coach, cfg: DictConfig) -> str:
     """The same for the same coach and algorithm, so that an interrupted attempt is gone on with."""
-    content = json.dumps([_plain(cfg.coach), _plain(cfg.algorithm)], sort_keys=True, default=str)
+    content = json.dumps([_coach(cfg), _plain(cfg.algorithm)], sort_keys=True, default=str)
     slug = re.sub(r"[^\w.-]+", "-", coach.name)
     return f"{slug}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
