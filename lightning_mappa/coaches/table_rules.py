@@ -20,15 +20,16 @@ class TableRulesCoach:
     | action | score |
     |---|---|
     | nothing generated (prompt too long), or the sandbox failed | missing |
-    | removed a file of another agent or of the task | 1 |
-    | wrote what was handed in last, and it is refused; or said so afterwards | 1 |
+    | a file of another agent or of the task was there when the agent began, and is gone | 1 |
+    | wrote what was handed in last, and it is refused; or came after that in the same part | 1 |
     | has a tool, wrote no code | 0; 2 where its inputs were missing |
     | program ended well, all files of its part are there | 9; 8 if it wrote none |
-    | program ended well, files lack, and the agent went on | 7 if it wrote some of them, else 6 |
-    | program failed | 5 all its files are there; 4 the agent went on and repaired it; 3 it went on and did not |
-    | last action of its agent, files lack | 1 |
-    | text after code, all files are there | 8 |
-    | any of the last four where files lack because inputs were missing | 4 |
+    | program failed, all files of its part are there | 5 |
+    | files lack, and more programs of the agent follow that make them | 7 wrote some; 6 wrote none; 4 failed |
+    | files lack, and the programs that follow do not make them | 5 wrote some; 4 wrote none; 3 failed |
+    | files lack after its last program | 1 |
+    | text after its last program | 8 all files are there; 1 they are not |
+    | files lack because inputs were missing, in the last three rows and where a program failed | 4 |
 
     A file of no bytes is not there. What is in a file is not looked at: a fault inside of one shows where the next
     agent's program fails or the hand-in is refused. How good predictions are is left to `caps.CappedCoach`.
@@ -57,15 +58,13 @@ class _Part:
     stage: Stage
     found: Folder
     """When it began."""
-    before: Folder
-    """Before the action that is judged."""
     after: Folder
     wrote: tuple[TrailEntry, ...]
     """By the action."""
     left: Folder
     """When it was done."""
     is_last: bool
-    """The action is the agent's last, and not merely because the episode was cut."""
+    """No program of the agent follows, and not merely because the episode was cut."""
 
     @property
     def inputs_lack(self) -> list[str]:
@@ -104,6 +103,7 @@ def judge_step(episode: Episode, index: int, stages: Mapping[str, Stage], hand_i
 def _part(episode: Episode, action: Action, stage: Stage) -> _Part:
     actions = episode.actions
     own = [a.index for a in actions if a.agent_id == action.agent_id]
+    last_program = max((i for i in own if actions[i].tool_results), default=own[-1])
     was_cut = episode.status is not EpisodeStatus.OK and own[-1] == actions[-1].index
 
     def folder(count: int) -> Folder:
@@ -112,24 +112,18 @@ def _part(episode: Episode, action: Action, stage: Stage) -> _Part:
     return _Part(
         stage=stage,
         found=folder(own[0]),
-        before=folder(action.index),
         after=folder(action.index + 1),
         wrote=file_trail([action]),
         left=folder(own[-1] + 1),
-        is_last=action.index == own[-1] and not was_cut,
+        is_last=action.index >= last_program and not was_cut,
     )
 
 
 def _taken_away(part: _Part) -> list[str]:
-    """Files of others that this action has removed, or emptied."""
-    gone = missing(list(part.before), part.after)
-    already = missing(list(part.before), part.before)
-    own = {part.stage.agent_id}
-    return [
-        path
-        for path in gone
-        if path not in already and ((entry := part.before[path]) is None or entry.agent_id not in own)
-    ]
+    """Files of others that the agent found, and that are gone or empty after this action."""
+    there = [path for path in part.found if not missing([path], part.found)]
+    own = part.stage.agent_id
+    return [p for p in missing(there, part.after) if (entry := part.found[p]) is None or entry.agent_id != own]
 
 
 def _is_refused_with(episode: Episode, action: Action, hand_in: str) -> bool:
@@ -152,12 +146,12 @@ def _judge_code(action: Action, part: _Part) -> Judgement:
     if part.is_last:
         how = "its program ended well" if failed is None else f"its program ended with {failed.status}"
         return 1.0, f"{how}, and {_list(part.lack)} missing"
+    came_to_it = not part.lack_in_the_end
     if failed is not None:
-        repaired = not part.lack_in_the_end
-        return (4.0 if repaired else 3.0), f"the program ended with {failed.status}"
+        return (4.0 if came_to_it else 3.0), f"the program ended with {failed.status}"
     if any(entry.path in part.stage.makes for entry in part.wrote):
-        return 7.0, f"wrote some of its files; {_list(part.lack)} still missing"
-    return 6.0, "looked, and wrote none of its files yet"
+        return (7.0 if came_to_it else 5.0), f"wrote some of its files; {_list(part.lack)} still missing"
+    return (6.0 if came_to_it else 4.0), "wrote none of its files yet"
 
 
 def _judge_text(action: Action, part: _Part) -> Judgement:
