@@ -40,6 +40,7 @@ class LLMCoach:
         rubric: a packaged rubric by name, or a text file by path.
         seed: of the fences around what agents wrote; the run's own.
         roles: agent id to what that agent is there for, where the name of its role does not say it.
+        stages: agent id to the files that it needs and makes; the coach is then told which of them are not there.
         show_reference: `none`, `last` (only the last agent is judged with reference and outcome in view), `all`.
             What is judged without is judged as soon as it is done, the rest when the episode has ended.
         batched: all actions of an episode in one call, once it has ended. Each is judged with the later ones in view,
@@ -66,6 +67,7 @@ class LLMCoach:
         rubric: str = "general",
         seed: int = 0,
         roles: Mapping[str, str] | None = None,
+        stages: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
         show_reference: ShowReference = "last",
         batched: bool = False,
         recall_faults: int = 0,
@@ -107,6 +109,7 @@ class LLMCoach:
             read_rubric(rubric),
             seed=seed,
             roles=roles,
+            stages=stages,
             show_reference=show_reference,
             steps=steps,
             batched=batched,

@@ -10,11 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lightning_mappa.coaches.parse import ScoreSteps, batch_schema, one_line, verdict_schema
+from lightning_mappa.coaches.case_parts import (
+    Data,
+    Part,
+    data,
+    file_list,
+    folder_parts,
+    outcome_parts,
+    rendered,
+    requirement_parts,
+    step_parts,
+)
+from lightning_mappa.coaches.parse import ScoreSteps, batch_schema, verdict_schema
 from lightning_mappa.coaches.provider import CoachRequest
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tools.outcome import head_and_tail
-from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolResult
+from lightning_mappa.types import Episode, EpisodeStatus
+from lightning_mappa.workflows.file_relay import read_stages
 
 ShowReference = Literal["none", "last", "all"]
 """Whose steps are judged with the reference and the outcome in view: nobody's, the last agent's, everybody's."""
@@ -55,15 +66,6 @@ class Case:
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    label: str
-    text: str
-
-
-_Part = str | _Data
-
-
 class CaseWriter:
     """Writes the cases of a run.
 
@@ -76,6 +78,7 @@ class CaseWriter:
     Args:
         rubric: what a good step is, in plain text.
         roles: agent id to what that agent is there for, for agents whose role does not say it.
+        stages: agent id to the files that it `needs` and `makes`, as a workflow that hands on files has them.
         batched: cases are of whole episodes (`batch`), not of single steps (`case`).
         max_chars: the longest text shown in full; outputs of programs get a third of it each, what was asked
             and done in earlier turns a sixth. Longer ones keep head and tail. Every `shrink` halves all three.
@@ -87,6 +90,7 @@ class CaseWriter:
         *,
         seed: int = 0,
         roles: Mapping[str, str] | None = None,
+        stages: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
         show_reference: ShowReference = "last",
         steps: ScoreSteps = "integer",
         batched: bool = False,
@@ -97,6 +101,7 @@ class CaseWriter:
         self._schema = batch_schema(steps) if batched else verdict_schema(steps)
         self._seed = seed
         self._roles = dict(roles or {})
+        self._stages = {stage.agent_id: stage for stage in read_stages(stages, "coach.stages")} if stages else {}
         self._show_reference = show_reference
         self._max_chars = max_chars
 
@@ -135,15 +140,16 @@ class CaseWriter:
         Each is shown only once, so that the outcome, where one of them is judged by it, is in view of all.
         """
         limit = max(self._max_chars >> shrink, 60)
-        question: list[_Part] = []
+        question: list[Part] = []
         for number, action in enumerate(episode.actions, 1):
             question.append(
                 f"Step {number}, by {action.role} ({action.agent_id}), turn {action.turn + 1} of that agent:"
             )
-            question += _step(action, limit, limit // 3)
+            question += step_parts(action, limit, limit // 3)
+            question += requirement_parts(episode, number - 1, self._stages)
         numbers = ", ".join(str(index + 1) for index in indices)
         if any(self._shows_outcome(episode, index) for index in indices):
-            question += _outcome(episode, limit)
+            question += outcome_parts(episode, limit)
             if self._show_reference == "last":
                 question.append(f"Only the steps of {episode.actions[-1].role} are to be judged by how it ended.")
         question += _recalled(recalled)
@@ -154,7 +160,7 @@ class CaseWriter:
     def _case(
         self,
         episode: Episode,
-        question: Sequence[_Part],
+        question: Sequence[Part],
         name: str,
         limit: int,
         max_tokens: int,
@@ -166,8 +172,8 @@ class CaseWriter:
         shared_token = self._token(shared)
         token = self._token([*shared, *question])
         head = f"Case {token}: {name}. The token of its data is {token}."
-        shared_text = _rendered([f"The token of the data up to the case is {shared_token}.", *shared], shared_token)
-        asked = _rendered([head, *question, *([_REMINDER] if reminder else [])], token)
+        shared_text = rendered([f"The token of the data up to the case is {shared_token}.", *shared], shared_token)
+        asked = rendered([head, *question, *([_REMINDER] if reminder else [])], token)
         content = json.dumps([self._system, shared_text, asked, max_tokens])
         digest = hashlib.sha256(content.encode()).hexdigest()[:12]
         request = CoachRequest(
@@ -180,15 +186,15 @@ class CaseWriter:
         )
         return Case(request=request, token=token)
 
-    def _shared(self, episode: Episode, limit: int) -> Iterator[_Part]:
-        yield _data("The task of the team", episode.task.prompt, limit)
+    def _shared(self, episode: Episode, limit: int) -> Iterator[Part]:
+        yield data("The task of the team", episode.task.prompt, limit)
         for agent_id, about in self._roles.items():
             yield f"What {agent_id} is there for: {about.strip()}"
         files = episode.task.metadata.get("files")
         if files:
-            yield _data("Files in the folder, as the harness found them", _file_list(files), limit)
+            yield data("Files in the folder, as the harness found them", file_list(files), limit)
 
-    def _question(self, episode: Episode, index: int, limit: int) -> Iterator[_Part]:
+    def _question(self, episode: Episode, index: int, limit: int) -> Iterator[Part]:
         action = episode.actions[index]
         names = [f"{number} {a.role} ({a.agent_id})" for number, a in enumerate(episode.actions[: index + 1], 1)]
         yield f"Steps of the episode so far: {', '.join(names)}."
@@ -196,18 +202,20 @@ class CaseWriter:
         earlier = [a for a in episode.actions[:index] if a.agent_id == action.agent_id]
         for past in earlier:
             yield f"Before, in turn {past.turn + 1}:"
-            yield from _step(past, limit // 6, limit // 6)
+            yield from step_parts(past, limit // 6, limit // 6)
         if earlier:
             yield "Now, the step to judge:"
-        yield from _step(action, limit, limit // 3)
+        yield from folder_parts(episode, index, limit)
+        yield from step_parts(action, limit, limit // 3)
+        yield from requirement_parts(episode, index, self._stages)
         if self._shows_outcome(episode, index):
-            yield from _outcome(episode, limit)
+            yield from outcome_parts(episode, limit)
 
     def _shows_outcome(self, episode: Episode, index: int) -> bool:
         is_last = self._show_reference == "last" and episode.actions[index].agent_id == episode.actions[-1].agent_id
         return episode.status is not EpisodeStatus.RUNNING and (self._show_reference == "all" or is_last)
 
-    def _token(self, parts: Sequence[_Part]) -> str:
+    def _token(self, parts: Sequence[Part]) -> str:
         plain = [part if isinstance(part, str) else [part.label, part.text] for part in parts]
         content = json.dumps([self._seed, plain])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -234,62 +242,6 @@ def read_rubric(rubric: str) -> str:
     return text
 
 
-def _step(action: Action, limit: int, output_limit: int) -> Iterator[_Part]:
-    yield _data("What the agent was asked and shown", action.prompt_text, limit)
-    if action.status is ActionStatus.PROMPT_TOO_LONG:
-        yield "It did not fit the agent's context: the agent wrote nothing."
-        return
-    cut = ", cut at its token limit" if action.truncated else ""
-    yield _data(f"What the agent wrote{cut}", action.text, limit)
-    if action.status is ActionStatus.NO_CODE:
-        yield "The agent has a tool, but wrote no program."
-    for number, result in enumerate(action.tool_results, 1):
-        yield from _tool(number, len(action.tool_results), result, output_limit)
-
-
-def _tool(number: int, count: int, result: ToolResult, limit: int) -> Iterator[_Part]:
-    # No clock times: a resumed run writes the same cases, so that it need not pay for them again.
-    code = "" if result.exit_code is None else f", exit code {result.exit_code}"
-    yield f"Program {number} of {count} ended with status {result.status.value}{code}."
-    if result.reason:
-        yield _data("Why", result.reason, limit)
-    yield _data("It printed", result.stdout, limit) if result.stdout else "It printed nothing."
-    if result.stderr:
-        yield _data("Its errors and warnings", result.stderr, limit)
-
-
-def _outcome(episode: Episode, limit: int) -> Iterator[_Part]:
-    yield "How the episode ended, as code has checked it (agents never see this):"
-    if episode.status is EpisodeStatus.FAILED:
-        yield _data("It was cut short", episode.reason, limit)
-    if episode.answer is not None:
-        yield _data("The team's answer", episode.answer, limit)
-    else:
-        yield "The team gave no answer."
-    if episode.task.reference is not None:
-        yield _data("The reference", episode.task.reference, limit)
-    yield "Outcome: " + ("unknown" if episode.outcome is None else f"{episode.outcome:g} (0 wrong, 1 right)")
-
-
-def _recalled(faults: str) -> Iterator[_Part]:
+def _recalled(faults: str) -> Iterator[Part]:
     if faults:
-        yield _Data("What code has counted in earlier steps of this kind, for whatever it says of these", faults)
-
-
-def _file_list(files: Mapping[str, str] | Sequence[str]) -> str:
-    if isinstance(files, Mapping):
-        return "\n".join(f"{one_line(name)} (written by {one_line(author)})" for name, author in sorted(files.items()))
-    return "\n".join(one_line(name) for name in sorted(files))
-
-
-def _data(label: str, text: str, limit: int) -> _Data:
-    # Lone surrogates cannot be sent, and some services refuse NUL.
-    sendable = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{SYMBOL FOR NULL}")
-    return _Data(label, head_and_tail(sendable, limit))
-
-
-def _rendered(parts: Sequence[_Part], token: str) -> str:
-    return "\n\n".join(
-        part if isinstance(part, str) else f"{part.label}:\n<data {token}>\n{part.text}\n</data {token}>"
-        for part in parts
-    )
+        yield Data("What code has counted in earlier steps of this kind, for whatever it says of these", faults)
