@@ -106,7 +106,7 @@ class CheckpointSelection(Callback):
         assert isinstance(pl_module, AgentModule)
         old, self._previous = self._previous, self.selected_version
         self.selected_version, self.selected_value = version, value
-        save_whole(pl_module, self._tensors(version), writes=pl_module.trainer.is_global_zero)
+        save_whole(pl_module, self._tensors(version), version=version, writes=pl_module.trainer.is_global_zero)
         self._name(pl_module)
         if old is not None and old not in self._in_checkpoints and pl_module.trainer.is_global_zero:
             self._tensors(old).unlink(missing_ok=True)

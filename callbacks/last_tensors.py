@@ -8,7 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from safetensors.torch import save_file
 from typing_extensions import override
 
+from lightning_mappa.datamodules.rollout import rollout_data
 from lightning_mappa.module import AgentModule
+from lightning_mappa.saved_weights import VERSION
 
 
 class LastTensors(Callback):
@@ -23,13 +25,14 @@ class LastTensors(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, AgentModule)
-        save_whole(pl_module, self.path, writes=trainer.is_global_zero)
+        save_whole(pl_module, self.path, version=rollout_data(trainer).version, writes=trainer.is_global_zero)
 
 
-def save_whole(module: AgentModule, path: Path, *, writes: bool) -> None:
+def save_whole(module: AgentModule, path: Path, *, version: int, writes: bool) -> None:
     """The trained tensors of all ranks in one file, whole or not at all; asked of every rank alike.
 
     Args:
+        version: of the policy, noted in the file.
         writes: true on one rank: it alone holds copies of them all, in host memory.
     """
     kept = {}
@@ -40,5 +43,5 @@ def save_whole(module: AgentModule, path: Path, *, writes: bool) -> None:
     if writes:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp")
-        save_file(kept, partial)
+        save_file(kept, partial, metadata={VERSION: str(version)})
         partial.replace(path)
