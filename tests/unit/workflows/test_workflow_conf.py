@@ -27,6 +27,8 @@ def composed(workflow, prompts):
                 "+optimizer.lr=1e-6",
                 "+model.path=tiny",
                 "+strategy=single_device",
+                "+engine.num_engines=1",
+                "+engine.tensor_parallel_size=1",
             ]
         )
 
