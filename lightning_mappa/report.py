@@ -34,7 +34,7 @@ def refuse_shared_problems(source: TaskSource) -> None:
     """Raises `ConfigError` where a problem of the report split is one that weights were trained or selected on."""
     report = {normalised(task.prompt): task.id for task in source.tasks("report")}
     for split in ("train", "selection"):
-        shared = [task.id for task in source.tasks(split) if normalised(task.prompt) in report]  # type: ignore[arg-type]
+        shared = [task.id for task in source.tasks(split) if normalised(task.prompt) in report]
         if shared:
             raise ConfigError(
                 f"task: {len(shared)} problems of the {split} split are in the report split too, among them"

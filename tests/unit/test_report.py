@@ -117,7 +117,7 @@ def test_a_reading_is_recorded_and_cannot_be_repeated(folder):
     first = json.loads((folder.path / READINGS).read_text().splitlines()[0])
     assert first["limit"] == 8
     assert first["at"].endswith("+00:00")
-    with pytest.raises(ConfigError, match="has been read already: see .*report_readings"):
+    with pytest.raises(ConfigError, match=r"has been read already: see .*report_readings"):
         refuse_second_reading(folder)
 
 
@@ -130,7 +130,7 @@ def test_a_reading_that_breaks_off_is_recorded_and_may_be_repeated(folder):
 
 def test_figures_of_an_earlier_version_count_as_read(folder):
     (folder.path / TEST).write_text("{}")
-    with pytest.raises(ConfigError, match="has been read already: see .*test.json"):
+    with pytest.raises(ConfigError, match=r"has been read already: see .*test\.json"):
         refuse_second_reading(folder)
 
 
@@ -148,8 +148,8 @@ class Splits:
 
 def test_a_report_problem_that_was_selected_on_is_refused():
     fine = Splits(train=["one"], selection=["two"], report=["three"])
-    refuse_shared_problems(fine)  # type: ignore[arg-type]
+    refuse_shared_problems(fine)
     for split in ("train", "selection"):
         prompts = {"train": ["one"], "selection": ["two"], "report": ["three"]} | {split: ["one two", "Three!"]}
         with pytest.raises(ConfigError, match=f"1 problems of the {split} split are in the report split.*{split}-1"):
-            refuse_shared_problems(Splits(**prompts))  # type: ignore[arg-type]
+            refuse_shared_problems(Splits(**prompts))
