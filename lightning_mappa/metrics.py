@@ -16,6 +16,9 @@ from lightning_mappa.types import Action, ScoredEpisode
 FIXTURE = "fixture/"
 """How the kind of every task begins that is shipped with the package as an example of a format."""
 
+FAIR = "fair/"
+"""How the name of every metric begins that has a value for failed episodes too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -138,6 +141,18 @@ def success_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
     if fixtures:
         metrics["fixture"] = fixtures / len(samples)
     return {**metrics, "n": float(graded), "ungraded": float(len(episodes) - graded)}
+
+
+def fair_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
+    """Means of the metrics called `fair/…` that episodes were graded with, in which a failed hand-in counts as what
+    its task says, and `…/n`, over how many episodes each is. Episodes of other tasks have none."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for scored in episodes:
+        for name, value in scored.episode.metrics.items():
+            if name.startswith(FAIR):
+                values[name].append(value)
+    means = {name: fmean(found) for name, found in sorted(values.items())}
+    return {**means, **{f"{name}/n": float(len(values[name])) for name in means}}
 
 
 def tool_rates(episodes: Iterable[ScoredEpisode], agent_id: str) -> dict[str, float]:

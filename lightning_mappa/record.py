@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lightning_mappa.coaches.base import accounts
 from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
-from lightning_mappa.metrics import behaviour_metrics, success_metrics, tool_rates
+from lightning_mappa.metrics import behaviour_metrics, fair_metrics, success_metrics, tool_rates
 from lightning_mappa.report import peak_of
 from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
@@ -30,7 +30,7 @@ class Listener(Protocol):
 
 def evaluation_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
     """What the system achieved and how its agents behaved; the same for the same episodes in any order."""
-    return {**success_metrics(episodes), **behaviour_metrics(episodes)}
+    return {**success_metrics(episodes), **fair_metrics(episodes), **behaviour_metrics(episodes)}
 
 
 class RunRecord:

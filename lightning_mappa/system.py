@@ -50,8 +50,8 @@ class Environment:
         return {name: tier for name, tool in self.tools.items() if (tier := getattr(tool, "tier", None)) is not None}
 
     def close(self) -> None:
-        """Ends the threads and connections of tools and coach."""
-        for part in (*self.tools.values(), *with_parts(self.coach)):
+        """Ends the threads, processes and connections of task source, tools and coach."""
+        for part in (self.source, *self.tools.values(), *with_parts(self.coach)):
             close = getattr(part, "close", None)
             if close is not None:
                 close()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_mappa.metrics import (
     Sample,
     behaviour_metrics,
+    fair_metrics,
     majority,
     mean_at_k,
     pass_at_k,
@@ -198,3 +199,16 @@ def test_behaviour_of_every_agent():
 
 def test_nobody_acted():
     assert behaviour_metrics([played("a", 0, None)]) == {}
+
+
+def test_fair_metrics_are_means_over_those_that_have_them():
+    episodes = [
+        played("a", 0, 1.0, metrics={"fair/accuracy": 0.9, "accuracy": 0.9}),
+        played("b", 0, 0.0, metrics={"fair/accuracy": 0.5}),
+        played("c", 0, 1.0, metrics={"fair/rmse_percent": 10.0}),
+        played("d", 0, None),
+    ]
+    expected = {"fair/accuracy": 0.7, "fair/accuracy/n": 2.0, "fair/rmse_percent": 10.0, "fair/rmse_percent/n": 1.0}
+    assert fair_metrics(episodes) == pytest.approx(expected)
+    assert expected.items() <= {**evaluation_metrics(episodes), "fair/accuracy": 0.7}.items()
+    assert fair_metrics(episodes[3:]) == {}
