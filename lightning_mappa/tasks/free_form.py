@@ -24,7 +24,7 @@ from typing import Any
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tasks.grading import boxed_answer
-from lightning_mappa.tasks.verifiers import Grade, GradeStatus
+from lightning_mappa.tasks.verifiers import Ruling, RulingStatus
 
 _WORKER = Path(__file__).with_name("free_form_worker.py")
 _PERCENT = re.compile(r"(.+?)\s*\\?%", re.DOTALL)
@@ -56,7 +56,7 @@ class FreeFormVerifier:
         self._limit_s = limit_s
         self._max_chars = max_chars
         self._process = _Comparer(memory_mb << 20)
-        self._known: OrderedDict[tuple[str, str], Grade] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Ruling] = OrderedDict()
         self._lock = threading.Lock()
 
     def reference(self, raw: object) -> str:
@@ -67,17 +67,17 @@ class FreeFormVerifier:
     def answer(self, text: str) -> str | None:
         return boxed_answer(text) or None
 
-    def grade(self, answer: str | None, reference: str) -> Grade:
+    def grade(self, answer: str | None, reference: str) -> Ruling:
         if answer is None:
-            return Grade(status=GradeStatus.NO_ANSWER)
+            return Ruling(status=RulingStatus.NO_ANSWER)
         if "".join(answer.split()) == "".join(reference.split()):
-            return Grade(status=GradeStatus.RIGHT)
+            return Ruling(status=RulingStatus.RIGHT)
         if len(answer) > self._max_chars:
-            return Grade(status=GradeStatus.TOO_LONG, detail=f"{len(answer)} characters, more than {self._max_chars}")
+            return Ruling(status=RulingStatus.TOO_LONG, detail=f"{len(answer)} characters, more than {self._max_chars}")
         with self._lock:
             if (answer, reference) not in self._known:
                 grade = self._process.compare(_fraction(reference), _fraction(answer), self._limit_s)
-                if grade.status is GradeStatus.UNAVAILABLE:
+                if grade.status is RulingStatus.UNAVAILABLE:
                     return grade
                 self._known[answer, reference] = grade
                 while len(self._known) > _REMEMBERED:
@@ -103,10 +103,10 @@ class _Comparer:
         self._child: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def compare(self, gold: str, answer: str, limit_s: float) -> Grade:
+    def compare(self, gold: str, answer: str, limit_s: float) -> Ruling:
         fault = self._start()
         if fault is not None:
-            return Grade(status=GradeStatus.UNAVAILABLE, detail=fault)
+            return Ruling(status=RulingStatus.UNAVAILABLE, detail=fault)
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -116,27 +116,27 @@ class _Comparer:
             child.stdin.flush()
         except OSError:
             self.stop()
-            return Grade(status=GradeStatus.UNAVAILABLE, detail="the process ended before it was asked")
+            return Ruling(status=RulingStatus.UNAVAILABLE, detail="the process ended before it was asked")
         reply = _read_line(child, limit_s + _GRACE_S)
         if reply is None:
             return self._ended(limit_s)
         if "right" in reply:
-            return Grade(status=GradeStatus.RIGHT if reply["right"] else GradeStatus.WRONG)
-        status = GradeStatus.BAD_REFERENCE if reply["fault"] == "reference" else GradeStatus.CRASHED
-        return Grade(status=status, detail=reply["detail"])
+            return Ruling(status=RulingStatus.RIGHT if reply["right"] else RulingStatus.WRONG)
+        status = RulingStatus.BAD_REFERENCE if reply["fault"] == "reference" else RulingStatus.CRASHED
+        return Ruling(status=status, detail=reply["detail"])
 
     def stop(self) -> None:
         self._end()
         self._child = None
 
-    def _ended(self, limit_s: float) -> Grade:
+    def _ended(self, limit_s: float) -> Ruling:
         """Why there is no reply: it is killed by its alarm, still running, or gone."""
         assert self._child is not None
         code = self._child.poll()
         self.stop()
         if code is None or code == -signal.SIGALRM:
-            return Grade(status=GradeStatus.TIMEOUT, detail=f"comparing it takes more than {limit_s:g} s")
-        return Grade(status=GradeStatus.CRASHED, detail=f"comparing it ended the process with code {code}")
+            return Ruling(status=RulingStatus.TIMEOUT, detail=f"comparing it takes more than {limit_s:g} s")
+        return Ruling(status=RulingStatus.CRASHED, detail=f"comparing it ended the process with code {code}")
 
     def _start(self) -> str | None:
         """Why it cannot be asked, or None."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import get_args
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tasks.base import Split
+from lightning_mappa.tasks.base import Grade, Split
 from lightning_mappa.tasks.free_form import FreeFormVerifier
 from lightning_mappa.tasks.leaks import MAX_CONTAINMENT, refuse_leaks
 from lightning_mappa.tasks.problem_formats import Problem
 from lightning_mappa.tasks.problem_sets import ProblemSet, used_problems
 from lightning_mappa.tasks.strata import draw
-from lightning_mappa.tasks.verifiers import Grade, GradeStatus, IntegerVerifier, Verifier
+from lightning_mappa.tasks.verifiers import IntegerVerifier, Ruling, RulingStatus, Verifier
 from lightning_mappa.types import Task
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -69,12 +69,23 @@ class MathSets:
         return self._verifier.answer(text)
 
     def grade(self, task: Task, answer: str | None) -> float | None:
-        return self.verdict(task, answer).value
+        return self._rule(task, answer).value
 
-    def verdict(self, task: Task, answer: str | None) -> Grade:
-        """The grade with its reason."""
+    def grade_text(self, task: Task, text: str) -> Grade:
+        """`answer` and `grade` at once, with the reason where the answer is not simply right or wrong."""
+        answer = self._verifier.answer(text)
+        ruling = self._rule(task, answer)
+        plain = ruling.status in (RulingStatus.RIGHT, RulingStatus.WRONG)
+        return Grade(
+            outcome=ruling.value,
+            answer=answer,
+            fault="" if plain else ruling.status.value,
+            detail=ruling.detail,
+        )
+
+    def _rule(self, task: Task, answer: str | None) -> Ruling:
         if task.reference is None:
-            return Grade(status=GradeStatus.NO_REFERENCE)
+            return Ruling(status=RulingStatus.NO_REFERENCE)
         return self._verifier.grade(answer, task.reference)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from lightning_mappa.errors import ConfigError
 from lightning_mappa.tasks.grading import boxed_answer, grade_integer, integer_answer, parse_gold
 
 
-class GradeStatus(StrEnum):
+class RulingStatus(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
@@ -31,14 +31,14 @@ class GradeStatus(StrEnum):
     """The verifier itself does not start: nothing is said of the answer."""
 
 
-NOT_GRADED = frozenset({GradeStatus.NO_REFERENCE, GradeStatus.BAD_REFERENCE, GradeStatus.UNAVAILABLE})
+NOT_GRADED = frozenset({RulingStatus.NO_REFERENCE, RulingStatus.BAD_REFERENCE, RulingStatus.UNAVAILABLE})
 """Not the answer's doing. Everything else that is not right is wrong: an answer that breaks or stalls its
 verifier would otherwise be better than a wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
-    status: GradeStatus
+class Ruling:
+    status: RulingStatus
     detail: str = ""
     """One printable line."""
 
@@ -47,7 +47,7 @@ class Grade:
         """1.0 right, 0.0 wrong, None where nothing can be said of the answer."""
         if self.status in NOT_GRADED:
             return None
-        return float(self.status is GradeStatus.RIGHT)
+        return float(self.status is RulingStatus.RIGHT)
 
 
 class Verifier(Protocol):
@@ -61,7 +61,7 @@ class Verifier(Protocol):
         """The final answer in `text`, normalised as far as equal answers have equal texts; None without one."""
         ...
 
-    def grade(self, answer: str | None, reference: str) -> Grade: ...
+    def grade(self, answer: str | None, reference: str) -> Ruling: ...
 
 
 class IntegerVerifier:
@@ -83,11 +83,11 @@ class IntegerVerifier:
     def answer(self, text: str) -> str | None:
         return integer_answer(text)
 
-    def grade(self, answer: str | None, reference: str) -> Grade:
+    def grade(self, answer: str | None, reference: str) -> Ruling:
         if answer is None:
-            return Grade(status=GradeStatus.NO_ANSWER)
+            return Ruling(status=RulingStatus.NO_ANSWER)
         right = grade_integer(answer, parse_gold(reference)) == 1.0
-        return Grade(status=GradeStatus.RIGHT if right else GradeStatus.WRONG)
+        return Ruling(status=RulingStatus.RIGHT if right else RulingStatus.WRONG)
 
     def _allows(self, number: int) -> bool:
         return (self._low is None or number >= self._low) and (self._high is None or number <= self._high)
@@ -124,10 +124,10 @@ class LetterVerifier:
         said = _SAID.findall(text)
         return self._letter(said[-1]) if said else None
 
-    def grade(self, answer: str | None, reference: str) -> Grade:
+    def grade(self, answer: str | None, reference: str) -> Ruling:
         if answer is None:
-            return Grade(status=GradeStatus.NO_ANSWER)
-        return Grade(status=GradeStatus.RIGHT if answer == reference else GradeStatus.WRONG)
+            return Ruling(status=RulingStatus.NO_ANSWER)
+        return Ruling(status=RulingStatus.RIGHT if answer == reference else RulingStatus.WRONG)
 
     def _letter(self, text: str) -> str | None:
         plain = _LAYOUT.sub("", text)

@@ -11,9 +11,10 @@ import pytest
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.metrics import success_metrics
 from lightning_mappa.tasks import problem_sets
+from lightning_mappa.tasks.base import Grade
 from lightning_mappa.tasks.math_sets import SPLITS, MathSets
 from lightning_mappa.tasks.problem_sets import HubSet, ProblemFile, used_problems
-from lightning_mappa.tasks.verifiers import GradeStatus, LetterVerifier
+from lightning_mappa.tasks.verifiers import LetterVerifier
 from tests.packages import needs
 from tests.unit.factories import make_scored
 
@@ -183,7 +184,8 @@ def test_integers_are_the_rule_and_letters_are_asked_for(tmp_path):
     source = MathSets(fixture("aime"), fixture("amc"), selection=2)
     task = next(task for task in source.tasks("report") if task.reference == "-18")
     assert source.grade(task, source.answer(r"\boxed{-18}")) == 1.0
-    assert source.verdict(task, source.answer("no box: -18")).status is GradeStatus.NO_ANSWER
+    assert source.grade_text(task, "no box: -18") == Grade(outcome=0.0, fault="no_answer")
+    assert source.grade_text(task, r"\boxed{18}") == Grade(outcome=0.0, answer="18")
     letters = write(tmp_path, [{"problem": f"p {c}", "answer": c} for c in "ABCDE"])
     other = write(tmp_path, [{"problem": f"q {c}", "answer": c} for c in "ABCDE"], "q.jsonl")
     with pytest.raises(ConfigError, match=r"the answer of .*: '[A-E]' is not a whole number; set task\.verifier"):
@@ -200,7 +202,9 @@ def test_a_set_of_free_forms_is_graded_by_value(tmp_path):
         task = next(task for task in source.tasks("report") if task.reference == r"\frac{4}{11}")
         assert source.grade(task, source.answer(r"\boxed{\dfrac{36}{99}}")) == 1.0
         assert source.grade(task, source.answer(r"\boxed{\frac{4}{10}}")) == 0.0
-        assert source.verdict(task, source.answer(r"\boxed{9^{9^{9^9}}}")).status is GradeStatus.TIMEOUT
+        stalled = source.grade_text(task, r"\boxed{9^{9^{9^9}}}")
+        assert (stalled.outcome, stalled.fault) == (0.0, "timeout")
+        assert "more than 2 s" in stalled.detail
         of_train = source.tasks("train")[0]
         assert source.grade(of_train, source.answer(rf"\boxed{{{of_train.reference}}}")) == 1.0
     finally:

@@ -15,10 +15,10 @@ import pytest
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tasks import free_form
 from lightning_mappa.tasks.free_form import FreeFormVerifier
-from lightning_mappa.tasks.verifiers import Grade, GradeStatus, IntegerVerifier, LetterVerifier, Verifier
+from lightning_mappa.tasks.verifiers import IntegerVerifier, LetterVerifier, Ruling, RulingStatus, Verifier
 from tests.packages import needs
 
-RIGHT, WRONG, NONE = GradeStatus.RIGHT, GradeStatus.WRONG, GradeStatus.NO_ANSWER
+RIGHT, WRONG, NONE = RulingStatus.RIGHT, RulingStatus.WRONG, RulingStatus.NO_ANSWER
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def verifiers():
         found["free"].close()
 
 
-def status(verifier: Verifier, text: str, gold: object) -> GradeStatus:
+def status(verifier: Verifier, text: str, gold: object) -> RulingStatus:
     return verifier.grade(verifier.answer(text), verifier.reference(gold)).status
 
 
@@ -180,12 +180,12 @@ def test_signs_and_sizes_of_amc(verifiers):
 
 
 def test_what_counts_as_wrong_and_what_as_nothing():
-    values = {status: Grade(status=status).value for status in GradeStatus}
-    assert values.pop(GradeStatus.RIGHT) == 1.0
+    values = {status: Ruling(status=status).value for status in RulingStatus}
+    assert values.pop(RulingStatus.RIGHT) == 1.0
     assert {status for status, value in values.items() if value is None} == {
-        GradeStatus.NO_REFERENCE,
-        GradeStatus.BAD_REFERENCE,
-        GradeStatus.UNAVAILABLE,
+        RulingStatus.NO_REFERENCE,
+        RulingStatus.BAD_REFERENCE,
+        RulingStatus.UNAVAILABLE,
     }
     assert {value for value in values.values() if value is not None} == {0.0}
 
@@ -208,7 +208,7 @@ def test_an_answer_that_computes_for_ever_is_wrong_in_time(verifiers):
         start = time.monotonic()
         grade = verifier.grade("9^{9^{9^9}}", "9")
         assert time.monotonic() - start < 2.0
-        assert grade.status is GradeStatus.TIMEOUT
+        assert grade.status is RulingStatus.TIMEOUT
         assert grade.value == 0.0
         assert "more than 0.4 s" in grade.detail
         start = time.monotonic()
@@ -221,7 +221,7 @@ def test_an_answer_that_computes_for_ever_is_wrong_in_time(verifiers):
 
 @needs("math_verify")
 def test_it_works_in_a_thread(verifiers):
-    found: list[Grade] = []
+    found: list[Ruling] = []
     thread = threading.Thread(target=lambda: found.append(verifiers["free"].grade("0.25", r"\frac14")))
     thread.start()
     thread.join()
@@ -231,7 +231,7 @@ def test_it_works_in_a_thread(verifiers):
 @needs("math_verify")
 def test_an_answer_without_end_is_not_looked_at(verifiers):
     start = time.monotonic()
-    assert verifiers["free"].grade("1+" * 5000 + "1", "3").status is GradeStatus.TOO_LONG
+    assert verifiers["free"].grade("1+" * 5000 + "1", "3").status is RulingStatus.TOO_LONG
     assert time.monotonic() - start < 0.1
 
 
@@ -240,7 +240,7 @@ def test_an_answer_that_eats_memory_is_wrong_and_the_next_is_compared():
     verifier = FreeFormVerifier(limit_s=5.0, memory_mb=600)
     try:
         grade = verifier.grade("3^{10^{10}}+1", "3^{10^{10}}+2")
-        assert grade.status in (GradeStatus.CRASHED, GradeStatus.TIMEOUT, WRONG)
+        assert grade.status in (RulingStatus.CRASHED, RulingStatus.TIMEOUT, WRONG)
         assert grade.value == 0.0
         assert verifier.grade("0.5", r"\frac12").status is RIGHT
     finally:
@@ -250,7 +250,7 @@ def test_an_answer_that_eats_memory_is_wrong_and_the_next_is_compared():
 @needs("math_verify")
 def test_a_reference_that_is_not_mathematics_says_nothing_of_the_answer(verifiers):
     grade = verifiers["free"].grade("7", "")
-    assert grade.status is GradeStatus.BAD_REFERENCE
+    assert grade.status is RulingStatus.BAD_REFERENCE
     assert grade.value is None
 
 
@@ -273,7 +273,7 @@ def test_a_process_that_is_killed_is_an_answer_s_fault_once_and_starts_again():
 def test_a_process_that_does_not_start_is_no_fault_of_the_answer(monkeypatch):
     monkeypatch.setattr(free_form.sys, "executable", "/nowhere/python")
     grade = FreeFormVerifier().grade("0.5", r"\frac12")
-    assert grade.status is GradeStatus.UNAVAILABLE
+    assert grade.status is RulingStatus.UNAVAILABLE
     assert grade.value is None
     assert "cannot be started" in grade.detail
 
