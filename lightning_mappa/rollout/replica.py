@@ -54,7 +54,8 @@ class Replica:
         self._start = start
         self._restore = restore
         self._allow_restart = allow_restart
-        self._actor: Any = None
+        self.actor: Any = None
+        """Ray's handle; None while there is none."""
         self.pid = 0
         """Of the actor's process, on its node."""
         self._incarnation = 0
@@ -88,7 +89,7 @@ class Replica:
 
     async def ask_once(self, method: str, *args: Any, abort: str | None = None) -> Any:
         """Raises `ReplicaDied` when this incarnation gives no answer."""
-        actor = self._actor
+        actor = self.actor
         if actor is None:
             raise ReplicaDied("it is not running")
         try:
@@ -101,7 +102,7 @@ class Replica:
 
     async def stop(self) -> None:
         """Ends the actor's process. Idempotent."""
-        actor, self._actor = self._actor, None
+        actor, self.actor = self.actor, None
         if actor is not None:
             ray.kill(actor, no_restart=True)  # also a process that is stopped, and hears nothing
 
@@ -125,8 +126,8 @@ class Replica:
 
     async def _launch(self) -> None:
         self._ping = None
-        self._actor = self._start()
-        self.pid = await self._answer(self._actor.ping.remote(), "its start", self._watch.start_s)
+        self.actor = self._start()
+        self.pid = await self._answer(self.actor.ping.remote(), "its start", self._watch.start_s)
 
     async def _watched(self, actor: Any, ref: ray.ObjectRef[Any], what: str) -> Any:
         answer = asyncio.ensure_future(self._answer(ref, what, self._watch.deadline_s))

@@ -6,44 +6,24 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import ray
 from torch import Tensor
 
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.errors import InfrastructureError
 from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
-from lightning_mappa.rollout.engine_group import EngineGroup, server_environment
+from lightning_mappa.rollout.engine_group import EngineGroup
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.rollout.replica import Replica, Watch
-from lightning_mappa.rollout.vllm_server import VLLMServer
+from lightning_mappa.rollout.spawn import Spawn, spawn_anywhere
 from lightning_mappa.runtime.weight_transport import StoredWeights
 
 T = TypeVar("T")
-Spawn = Callable[[EngineGroup, int, int], Any]
-"""Makes the actor of one replica (its number) at a policy version; returns its handle without waiting for it."""
-
-
-def spawn_anywhere(group: EngineGroup, replica: int, policy_version: int) -> Any:
-    """Lets Ray place the actor: `num_threads` cores, and on CUDA `tensor_parallel_size` GPUs."""
-    import torch
-
-    return (
-        ray.remote(VLLMServer)
-        .options(
-            num_cpus=group.num_threads,
-            num_gpus=group.tensor_parallel_size if torch.cuda.is_available() else 0,
-            max_restarts=0,  # a fresh engine has the weights of version 0: it is started again here
-            max_concurrency=8192,
-            runtime_env={"env_vars": server_environment(group)},
-        )
-        .remote(group, replica, policy_version)
-    )
 
 
 @dataclass(slots=True)
@@ -145,7 +125,16 @@ class VLLMEngine:
         self.sync_bytes[agent_id] = stored.n_bytes
         self.sync_s[agent_id] = time.monotonic() - start
 
-    async def _update(self, agent_id: str, version: int, stored: StoredWeights) -> None:
+    def announce(self, agent_id: str, version: int) -> None:
+        """Says that `version` has arrived another way (`nccl`, `ipc`), where nothing is kept for a fresh engine."""
+        self._find(agent_id)
+        self._wait(self._update(agent_id, version, None))
+
+    def actors(self, agent_id: str) -> list[Any]:
+        """Handles of the agent's engines, for a Trainer that sends its weights itself."""
+        return [replica.actor for replica in self._find(agent_id).replicas]
+
+    async def _update(self, agent_id: str, version: int, stored: StoredWeights | None) -> None:
         replicas = self._find(agent_id).replicas
         args = (agent_id, version, stored, self._watch.deadline_s)
         answers = await asyncio.gather(
@@ -161,6 +150,11 @@ class VLLMEngine:
     async def _restore(self, seats: _Seats, replica: Replica) -> None:
         for agent_id, (version, stored) in self._stored.items():
             if agent_id in seats.group.agents:
+                if stored is None:
+                    raise InfrastructureError(
+                        f"{replica.name} was started again, but version {version} of {agent_id!r} went straight from "
+                        "GPU to GPU and is not kept: resume from the last checkpoint"
+                    )
                 await replica.ask_once("update_weights", agent_id, version, stored, self._watch.deadline_s)
 
     def fingerprints(

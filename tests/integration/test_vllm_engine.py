@@ -6,6 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from lightning_mappa.errors import InfrastructureError
 from lightning_mappa.rollout.engine import Generation, SamplingParams
 from lightning_mappa.rollout.vllm_engine import VLLMEngine
+from lightning_mappa.rollout.vllm_server import VLLMServer
 from lightning_mappa.runtime.weight_transport import StoredWeights
 from lightning_mappa.types import StopReason
 from tests.integration.vllm_setup import (
@@ -30,6 +32,7 @@ from tests.integration.vllm_setup import (
     ray_cluster,
     request,
     save_model,
+    spawn_server,
     trained,
     trainer_log_probs,
 )
@@ -49,6 +52,17 @@ class Served:
         self.engine.update_weights("solver", self.version, change(self.model, self.version))
 
 
+class ForgetfulServer(VLLMServer):
+    """Can be told to leave out the part of an update that packs a tied head again."""
+
+    async def set_repacking(self, on: bool) -> None:
+        from lightning_mappa.rollout import object_store_transfer as transfer
+
+        if not hasattr(self, "repack"):
+            self.repack = transfer.repack_kept_weights
+        setattr(transfer, "repack_kept_weights", self.repack if on else lambda model: None)  # noqa: B010
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with ray_cluster():
@@ -59,7 +73,7 @@ def cluster() -> Iterator[None]:
 def served(request: pytest.FixtureRequest, cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two engines; every test leaves them at `version`, with the weights of `model`."""
     path = save_model(tmp_path_factory.mktemp("model") / request.param, tied=request.param == "tied")
-    engine = VLLMEngine([group(path, num_engines=2)], deadline_s=120)
+    engine = VLLMEngine([group(path, num_engines=2)], deadline_s=120, spawn=spawn_server(ForgetfulServer))
     yield Served(engine=engine, model=trained(path))
     engine.close()
 
@@ -175,6 +189,21 @@ def test_one_corrupted_tensor_is_noticed(served: Served) -> None:
     with pytest.raises(InfrastructureError, match=r"engine 0 of solver differs from the trainer by"):
         fingerprint_gap(served.engine, served.model, served.version)
     served.engine.update_weights("solver", served.version, tensors)
+    assert fingerprint_gap(served.engine, served.model, served.version) < 2e-3
+
+
+def test_a_tied_head_that_keeps_its_old_weights_is_noticed(served: Served) -> None:
+    """As vLLM's own reload leaves it on CPU: the head multiplies with what was packed at the start."""
+    replicas = served.engine._groups()[0].replicas
+    for replica in replicas:
+        served.engine._wait(replica.ask("set_repacking", False))
+    served.train()
+    tied = served.model.config.tie_word_embeddings
+    with pytest.raises(InfrastructureError, match="differs from the trainer by") if tied else nullcontext():
+        fingerprint_gap(served.engine, served.model, served.version)
+    for replica in replicas:
+        served.engine._wait(replica.ask("set_repacking", True))
+    served.train()
     assert fingerprint_gap(served.engine, served.model, served.version) < 2e-3
 
 
