@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
+from lightning_mappa.coaches.budget import Budget
 from lightning_mappa.types import Action, Episode, EpisodeStatus, Verdict
 
 
@@ -139,6 +140,25 @@ def accounts(part: object) -> Mapping[str, Any]:
         "usd": None if None in costs else sum(cost for cost in costs if cost is not None),
     }
     return {**own, **sums, "coaches": inner}
+
+
+@runtime_checkable
+class SharesBudget(Protocol):
+    """A coach whose calls can count in a budget that others share."""
+
+    def share(self, budget: Budget) -> None:
+        """Call it before `bind`. Raises `ConfigError` where its calls cannot be counted."""
+        ...
+
+
+def share_budget(coach: Coach, *, usd: float | None, calls: int | None) -> None:
+    """One budget for all the coaches in `coach`, beside those that they have of their own; None and None is none."""
+    if usd is None and calls is None:
+        return
+    budget = Budget(usd=usd, calls=calls, key="coach")
+    for part in {id(part): part for part in with_parts(coach)}.values():
+        if isinstance(part, SharesBudget):
+            part.share(budget)
 
 
 @runtime_checkable

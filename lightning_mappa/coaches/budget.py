@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from decimal import Decimal
 
 from lightning_mappa.errors import CoachError, ConfigError
 
 _NOTHING = Decimal(0)
-_GO_ON = "go on with a larger one: mappa fit resume=RUN +coach.guard.{}=…"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,14 +22,16 @@ class Reservation:
 class Budget:
     """Dollars and calls of a whole run, resumed parts of it included.
 
-    A call is counted when it is sent and stays counted when it fails: the server may have worked for it.
+    A call is counted when it is sent and stays counted when it fails: the server may have worked for it. Several
+    coaches may share one, each in its own thread and event loop.
 
     Args:
         usd: cap in dollars; None is no cap.
         calls: cap in calls sent; None is no cap.
+        key: where the caps stand in the config.
     """
 
-    def __init__(self, *, usd: float | None = None, calls: int | None = None) -> None:
+    def __init__(self, *, usd: float | None = None, calls: int | None = None, key: str = "coach.guard") -> None:
         if usd is not None and not 0 <= usd < float("inf"):
             raise ConfigError(f"budget_usd={usd}: must be 0 dollars or more, or null")
         if calls is not None and calls < 0:
@@ -38,8 +40,14 @@ class Budget:
         self._cap_calls = calls
         self.spent_usd = _NOTHING
         self.calls = 0
+        self._key = key
+        self._lock = threading.Lock()
         self._open: set[Reservation] = set()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def caps_usd(self) -> bool:
+        return self._cap_usd is not None
 
     @property
     def committed_usd(self) -> Decimal:
@@ -55,45 +63,67 @@ class Budget:
         Raises:
             CoachError: the call would pass a cap.
         """
-        while (fault := self._fault(usd)) is not None:
-            if not self._open:
-                raise CoachError(fault)
-            settled = asyncio.get_running_loop().create_future()
-            self._waiting.append(settled)
+        while True:
+            with self._lock:
+                fault = self._fault(usd)
+                if fault is None:
+                    reservation = Reservation(usd)
+                    self._open.add(reservation)
+                    self.calls += 1
+                    return reservation
+                if not self._open:
+                    raise CoachError(fault)
+                loop = asyncio.get_running_loop()
+                settled = loop.create_future()
+                self._waiting.append((loop, settled))
             await settled
-        reservation = Reservation(usd)
-        self._open.add(reservation)
-        self.calls += 1
-        return reservation
 
     def settle(self, reservation: Reservation, usd: Decimal) -> None:
         """The call was answered and cost `usd`."""
-        self.spent_usd += usd
-        self.release(reservation)
+        self._close(reservation, usd=usd)
 
     def release(self, reservation: Reservation) -> None:
-        """The call failed."""
-        self._open.remove(reservation)
-        waiting, self._waiting = self._waiting, []
-        for settled in waiting:
-            if not settled.done():
-                settled.set_result(None)
+        """The call failed, and cost nothing."""
+        self._close(reservation)
+
+    def take_back(self, reservation: Reservation) -> None:
+        """The call was never sent."""
+        self._close(reservation, calls=1)
 
     def book(self, usd: Decimal) -> None:
         """Counts a call of an earlier process of this run."""
-        self.spent_usd += usd
-        self.calls += 1
+        with self._lock:
+            self.spent_usd += usd
+            self.calls += 1
+
+    def _close(self, reservation: Reservation, *, usd: Decimal = _NOTHING, calls: int = 0) -> None:
+        with self._lock:
+            self._open.remove(reservation)
+            self.spent_usd += usd
+            self.calls -= calls
+            waiting, self._waiting = self._waiting, []
+        for loop, settled in waiting:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, settled)
 
     def _fault(self, usd: Decimal) -> str | None:
         """Why a call that may cost `usd` does not fit now."""
         if self._cap_calls is not None and self.calls >= self._cap_calls:
-            return f"the coach has made the {self._cap_calls} calls of budget_calls; {_GO_ON.format('budget_calls')}"
+            return f"the coach has made the {self._cap_calls} calls of budget_calls; {self._go_on('budget_calls')}"
         if self._cap_usd is not None and self.committed_usd + usd > self._cap_usd:
             return (
                 f"the coach has spent {self.spent_usd:.4f} of the {self._cap_usd} dollars of budget_usd, and the next "
-                f"call may cost {usd:.4f}; {_GO_ON.format('budget_usd')}"
+                f"call may cost {usd:.4f}; {self._go_on('budget_usd')}"
             )
         return None
+
+    def _go_on(self, cap: str) -> str:
+        return f"go on with a larger one: mappa fit resume=RUN +{self._key}.{cap}=…"
+
+
+def _wake(settled: asyncio.Future[None]) -> None:
+    if not settled.done():
+        settled.set_result(None)
 
 
 def forecast(so_far: float, steps_done: int, steps: int) -> float:

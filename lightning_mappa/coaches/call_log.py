@@ -27,7 +27,8 @@ class CallOutcome(StrEnum):
     CACHED = "cached"
     """Answered by a run before this one."""
     FAILED = "failed"
-    """Sent without a usable answer; what the server bills for it is not known."""
+    """Sent without a usable answer. Its dollars are the most that it can have cost, or none where it is known that the
+    server does not bill it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

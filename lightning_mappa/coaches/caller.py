@@ -85,9 +85,10 @@ class Caller:
                 return logged
             try:
                 reply = await self._asked(request, call)
-            except BaseException:
+            except BaseException as error:
                 if self._guard is not None:
-                    await self._guard.failed(request)
+                    refused = isinstance(error, (FatalError, RefusedRequestError)) or getattr(error, "refused", False)
+                    await self._guard.failed(request, billed=call.sent and not refused)
                 raise
             if self._guard is not None:
                 # Paid for: a cancelled call is booked all the same.
@@ -96,10 +97,12 @@ class Caller:
 
     async def _asked(self, request: CoachRequest, call: _Call) -> CoachReply:
         estimate = (len(request.system) + len(request.shared) + len(request.question)) // 3 + request.max_tokens
+        call.sent = False
         await self._pace.admit(estimate)
         started = time.monotonic()
         self.counts["attempts"] += 1
         self.counts["retries"] += call.begun
+        call.sent = True
         try:
             reply = await self._provider.ask(request, min(self._policy.timeout_s, call.left()))
         except PassingError as error:
@@ -145,6 +148,8 @@ class _Call:
     """The time of one call; it begins with the first attempt, not while the call queues for its turn."""
 
     def __init__(self, deadline_s: float) -> None:
+        self.sent = False
+        """Whether the attempt under way has left."""
         self._deadline_s = deadline_s
         self._started: float | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_mappa.coaches.base import Coach, ask
+from lightning_mappa.coaches.base import Coach, ask, share_budget
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -19,10 +19,17 @@ class CascadeCoach:
     Args:
         accept: intervals, ends included, as ((0, 2), (9, 10)); none: the first coach never decides alone.
         tolerance: in points of the score.
+        budget_usd, budget_calls: caps over all its coaches together, beside their own; None is none.
     """
 
     def __init__(
-        self, coaches: Sequence[Coach], *, accept: Sequence[Sequence[float]] = (), tolerance: float = 2.0
+        self,
+        coaches: Sequence[Coach],
+        *,
+        accept: Sequence[Sequence[float]] = (),
+        tolerance: float = 2.0,
+        budget_usd: float | None = None,
+        budget_calls: int | None = None,
     ) -> None:
         if not coaches:
             raise ConfigError("coach.coaches is empty; give a cascade 1 coach or more")
@@ -32,6 +39,7 @@ class CascadeCoach:
         self.parts = tuple(coaches)
         self._accept = tuple((low, high) for low, high in accept)
         self._tolerance = tolerance
+        share_budget(self, usd=budget_usd, calls=budget_calls)
 
     async def score(self, episode: Episode, index: int) -> Verdict:
         """`Verdict.coach` is the coach that decided; the reason shows what those before it gave."""

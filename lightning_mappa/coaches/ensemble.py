@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Literal, get_args
 
-from lightning_mappa.coaches.base import Coach, ask, verdicts_of
+from lightning_mappa.coaches.base import Coach, ask, share_budget, verdicts_of
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -26,6 +26,7 @@ class EnsembleCoach:
         max_spread: scores further apart than this, highest from lowest, disagree; None: they never do.
         on_disagreement: `keep` reduces them all the same; `reask` asks all once more and reduces what both rounds
             gave; `abstain` makes the verdict missing.
+        budget_usd, budget_calls: caps over all its coaches together, beside their own; None is none.
     """
 
     name = "ensemble"
@@ -38,6 +39,8 @@ class EnsembleCoach:
         reduce: Reduce = "mean",
         max_spread: float | None = None,
         on_disagreement: OnDisagreement = "keep",
+        budget_usd: float | None = None,
+        budget_calls: int | None = None,
     ) -> None:
         if not coaches or samples < 1:
             raise ConfigError(
@@ -55,6 +58,7 @@ class EnsembleCoach:
         self._reduce: Reduce = reduce
         self._max_spread = max_spread
         self._on_disagreement = on_disagreement
+        share_budget(self, usd=budget_usd, calls=budget_calls)
 
     async def score(self, episode: Episode, index: int) -> Verdict:
         verdicts = await self._ask(episode, index)

@@ -29,7 +29,8 @@ _FREE = Decimal(0)
 class _Attempt:
     """A call in flight."""
 
-    reservation: Reservation
+    reservations: tuple[Reservation, ...]
+    """One of every budget."""
     started: float
     """Monotonic seconds."""
 
@@ -39,7 +40,9 @@ class BudgetGuard:
 
     A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same
     content may be asked more than once (a second sample, an unusable reply): the n-th time gets the n-th reply.
-    After a kill only the calls that were in flight are paid again; the caps do not know of their first time.
+    After a kill only the calls that were in flight are paid again; the caps do not know of their first time. A call of
+    which it is not known whether it is billed (it ran out of time, its connection broke) counts with the most that it
+    can have cost.
 
     Args:
         model: as the provider asks for it.
@@ -68,6 +71,8 @@ class BudgetGuard:
         self._sent_along = sent_along
         self._prices = None if listed is None else Prices.of(listed)
         self._budget = Budget(usd=budget_usd, calls=budget_calls)
+        self._budgets: tuple[Budget, ...] = (self._budget,)
+        """Its own first, then those that it shares."""
         self._cache = None if cache is None else ReplyCache(Path(cache))
         self._log: CallLog | None = None
         self._given: Counter[str] = Counter()
@@ -77,6 +82,16 @@ class BudgetGuard:
         self._outcomes: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._latencies: list[float] = []
+        self._unsettled = _FREE
+
+    def share(self, budget: Budget) -> None:
+        """Calls count in this budget too, which others share. Call it before `bind`.
+
+        Raises `ConfigError` where it has a cap in dollars, and the prices of this guard's model are not known.
+        """
+        if budget.caps_usd and self._prices is None:
+            raise ConfigError(f"coach.budget_usd needs the prices of {self._model}: give them in its guard.prices")
+        self._budgets = (*self._budgets, budget)
 
     def bind(self, folder: Path) -> None:
         """Writes the calls to `folder`, and takes those over that an earlier process has written there.
@@ -87,7 +102,8 @@ class BudgetGuard:
         for record in self._log.records:
             self._count(record)
             if record.outcome is not CallOutcome.CACHED:
-                self._budget.book(Decimal(record.usd))
+                for budget in self._budgets:
+                    budget.book(Decimal(record.usd))
 
     async def before(self, request: CoachRequest) -> CoachReply | None:
         key = self._next_key(request)
@@ -103,8 +119,8 @@ class BudgetGuard:
             return cached
         if self._log is not None:
             self._log.check()
-        reservation = await self._budget.reserve(_FREE if self._prices is None else self._prices.bound(request))
-        self._attempts[key[0]].append(_Attempt(reservation, time.monotonic()))
+        reservations = await self._reserve(_FREE if self._prices is None else self._prices.bound(request))
+        self._attempts[key[0]].append(_Attempt(reservations, time.monotonic()))
         return None
 
     async def after(self, request: CoachRequest, reply: CoachReply) -> None:
@@ -117,21 +133,23 @@ class BudgetGuard:
             if self._cache is not None:
                 await asyncio.to_thread(self._cache.keep, key, reply)
         finally:
-            self._budget.settle(attempt.reservation, usd)
+            self._settle(attempt, usd)
 
-    async def failed(self, request: CoachRequest) -> None:
+    async def failed(self, request: CoachRequest, *, billed: bool = True) -> None:
         key = self._next_key(request)
         attempt, latency_s = self._ended(key)
+        usd = attempt.reservations[0].usd if billed else _FREE
         try:
-            await self._write(self._record(request, key, CallOutcome.FAILED, latency_s=latency_s))
+            await self._write(self._record(request, key, CallOutcome.FAILED, usd=usd, latency_s=latency_s))
         finally:
-            self._budget.release(attempt.reservation)
+            self._settle(attempt, usd)
 
     def summary(self) -> dict[str, Any]:
         """Figures of the run so far, resumed parts included.
 
         `calls` were sent, `failed` of them without an answer; `cached` and `logged` cost nothing. `usd` is None
-        without prices, `latency_p50_s` (seconds) without an answer.
+        without prices; `usd_unsettled` of it are the most that failed calls can have cost which may be billed.
+        `latency_p50_s` (seconds) is None without an answer.
         """
         return {
             "calls": self._budget.calls,
@@ -139,9 +157,26 @@ class BudgetGuard:
             "cached": self._outcomes[CallOutcome.CACHED],
             "logged": self._outcomes["logged"],
             "usd": None if self._prices is None else float(self._budget.spent_usd),
+            "usd_unsettled": None if self._prices is None else float(self._unsettled),
             "tokens": dict(self._tokens),
             "latency_p50_s": median(self._latencies) if self._latencies else None,
         }
+
+    async def _reserve(self, usd: Decimal) -> tuple[Reservation, ...]:
+        """Of every budget, or of none."""
+        held: list[Reservation] = []
+        try:
+            for budget in self._budgets:
+                held.append(await budget.reserve(usd))
+        except BaseException:
+            for budget, reservation in zip(self._budgets, held, strict=False):
+                budget.take_back(reservation)
+            raise
+        return tuple(held)
+
+    def _settle(self, attempt: _Attempt, usd: Decimal) -> None:
+        for budget, reservation in zip(self._budgets, attempt.reservations, strict=True):
+            budget.settle(reservation, usd)
 
     def _next_key(self, request: CoachRequest) -> ReplyKey:
         content = asdict(request) | {"call_id": None, "model": self._model, "sent_along": self._sent_along}
@@ -184,6 +219,8 @@ class BudgetGuard:
 
     def _count(self, record: CallRecord) -> None:
         self._outcomes[record.outcome] += 1
+        if record.outcome is CallOutcome.FAILED:
+            self._unsettled += Decimal(record.usd)
         if record.outcome is CallOutcome.PAID and record.reply is not None:
             usage = record.reply.usage
             self._tokens.update(

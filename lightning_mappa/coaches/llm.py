@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_mappa.coaches.base import accounts, bind_accounts
+from lightning_mappa.coaches.base import SharesBudget, accounts, bind_accounts
+from lightning_mappa.coaches.budget import Budget
 from lightning_mappa.coaches.caller import Caller, RetryPolicy
 from lightning_mappa.coaches.faults import FaultMemory
 from lightning_mappa.coaches.loop_thread import LoopThread
@@ -133,6 +134,11 @@ class LLMCoach:
     def bind(self, folder: Path) -> None:
         """Call it once, before the first verdict."""
         bind_accounts(self._guard, folder)
+
+    def share(self, budget: Budget) -> None:
+        if not isinstance(self._guard, SharesBudget):
+            raise ConfigError(f"coach {self.name} has no guard that counts its calls in a shared budget")
+        self._guard.share(budget)
 
     def summary(self) -> dict[str, Any]:
         return {**accounts(self._guard), "counts": dict(sorted(self.counts.items()))}

@@ -58,11 +58,20 @@ class CoachReply:
 class PassingError(Exception):
     """May go away: time-outs, connection faults, 408, 409, 429, 5xx, replies that are none.
 
-    `retry_after_s` is what the server asked for.
+    `retry_after_s` is what the server asked for. `refused`: no work was done that one could be billed for, because the
+    server said no or was not reached.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, rate_limited: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        rate_limited: bool = False,
+        refused: bool = False,
+    ) -> None:
         super().__init__(message)
+        self.refused = refused
         self.retry_after_s = retry_after_s
         self.rate_limited = rate_limited
 
@@ -110,6 +119,7 @@ class CallGuard(Protocol):
         """Books what was paid. Raises `CoachError` where it cannot be written down."""
         ...
 
-    async def failed(self, request: CoachRequest) -> None:
-        """Gives back what `before` has set aside. The server may still have worked, and may bill it."""
+    async def failed(self, request: CoachRequest, *, billed: bool = True) -> None:
+        """The call came to no reply. `billed`: the server may have worked for it, and may bill it; False gives back
+        what `before` has set aside."""
         ...

@@ -17,6 +17,10 @@ from lightning_mappa.errors import ConfigError
 
 FATAL = frozenset({401, 402, 403, 404})
 PASSING = frozenset({408, 409, 429})
+_LATE = frozenset({408, 504})
+"""Said by what waits for the server, while that may be at work."""
+_NOT_REACHED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+"""What the SDKs' transports raise before anything is sent."""
 _KEY = re.compile(r"\b(?:sk|pk|rk)-[\w-]{8,}|\bAIza[\w-]{10,}|(?<=[?&]key=)[^&\s]+|(?<=Bearer )\S+")
 _TOO_LONG = re.compile(
     r"too long|too many tokens|context[ _](?:length|window)|maximum context|exceed\w* .*context", re.I
@@ -79,13 +83,15 @@ def not_a_reply(what: object) -> PassingError:
 def _raise_ours(error: Exception, secrets: Iterable[str]) -> NoReturn:
     status = getattr(error, "status_code", None)
     if not isinstance(status, int) or status < 400:
-        raise PassingError(f"{type(error).__name__}: {redacted(_cause(error), secrets)}") from None
+        said = f"{type(error).__name__}: {redacted(_cause(error), secrets)}"
+        raise PassingError(said, refused=type(error.__cause__).__name__ in _NOT_REACHED) from None
     message = f"HTTP {status}: {redacted(_said(error), secrets)}"
     if status in FATAL:
         raise FatalError(message) from None
     if status in PASSING or status >= 500:
         wait = retry_after(error.response.headers) if hasattr(error, "response") else None
-        raise PassingError(message, retry_after_s=wait, rate_limited=status in (429, 503, 529)) from None
+        limited, refused = status in (429, 503, 529), status not in _LATE
+        raise PassingError(message, retry_after_s=wait, rate_limited=limited, refused=refused) from None
     raise RefusedRequestError(message, too_long=status == 413 or bool(_TOO_LONG.search(message))) from None
 
 

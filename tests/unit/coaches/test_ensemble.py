@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 
 from lightning_mappa.coaches.anthropic import AnthropicProvider
+from lightning_mappa.coaches.base import accounts, bind_accounts, close_coach
+from lightning_mappa.coaches.cascade import CascadeCoach
 from lightning_mappa.coaches.ensemble import EnsembleCoach
 from lightning_mappa.coaches.guard import BudgetGuard
 from lightning_mappa.coaches.llm import LLMCoach
@@ -15,6 +18,7 @@ from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import Verdict
 from tests.fake_messages_api import MODEL, FakeMessagesAPI, message, verdict
+from tests.unit.coaches.calls import PRICES, make_reply
 from tests.unit.coaches.conftest import QUICK, make_episode
 
 
@@ -158,3 +162,56 @@ def test_samples_of_one_model_are_calls_of_their_own_and_paid_once(tmp_path):
 def test_refused_settings(coaches, settings, error):
     with pytest.raises(ConfigError, match=error):
         EnsembleCoach(coaches, **settings)
+
+
+class Slow:
+    """A provider that counts its calls over all threads."""
+
+    lock = threading.Lock()
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.asked = 0
+
+    async def check(self) -> None: ...
+
+    async def ask(self, request, timeout_s):
+        with Slow.lock:
+            self.asked += 1
+        await asyncio.sleep(0.002)
+        return make_reply(model=self.model)
+
+    async def close(self) -> None: ...
+
+
+def of_models(kind, *, guarded=True, **budget):
+    providers = [Slow("one"), Slow("two")]
+    guards = [BudgetGuard(model=p.model, prices={p.model: PRICES}) if guarded else None for p in providers]
+    coaches = [LLMCoach(p, guard=g, max_concurrency=16) for p, g in zip(providers, guards, strict=True)]
+    return kind(coaches, **budget), providers
+
+
+@pytest.mark.parametrize("kind", [EnsembleCoach, CascadeCoach])
+def test_one_budget_over_all_coaches_is_never_passed_with_32_in_flight(kind, tmp_path):
+    coach, providers = of_models(kind, budget_calls=50)
+    bind_accounts(coach, tmp_path)
+
+    async def scene():
+        asked = [coach.score(make_episode(episode_id=f"e{number}"), 0) for number in range(80)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    ends = asyncio.run(scene())
+    close_coach(coach)
+    # A call may be set aside and cancelled, with its verdict, before it has left.
+    assert 40 <= sum(provider.asked for provider in providers) <= accounts(coach)["calls"] == 50
+    assert all(provider.asked for provider in providers)
+    refused = {str(end) for end in ends if isinstance(end, CoachError)}
+    assert any("has made the 50 calls of budget_calls" in reason for reason in refused)
+    assert any("+coach.budget_calls=…" in reason for reason in refused)
+
+
+def test_a_coach_whose_calls_cannot_be_counted_has_no_part_in_a_shared_budget():
+    with pytest.raises(ConfigError, match="coach one has no guard that counts its calls in a shared budget"):
+        of_models(EnsembleCoach, guarded=False, budget_usd=1)
+    of_models(EnsembleCoach, guarded=False)
+    EnsembleCoach([ScriptedCoach(lambda e, i: 5.0)], budget_calls=1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lightning_mappa.coaches.budget import Budget
 from lightning_mappa.coaches.guard import LOG, BudgetGuard
+from lightning_mappa.coaches.pricing import Prices
 from lightning_mappa.coaches.provider import CoachReply, CoachRequest, PassingError, Usage
 from lightning_mappa.errors import CoachError, ConfigError
 from tests.unit.coaches.calls import PRICES, make_reply, make_request
@@ -16,11 +19,12 @@ from tests.unit.coaches.calls import PRICES, make_reply, make_request
 class Counter:
     """A provider that numbers its replies, and counts how many it works on at a time."""
 
-    def __init__(self, *, fail_every: int = 0, usage: Usage | None = None) -> None:
+    def __init__(self, *, fail_every: int = 0, usage: Usage | None = None, refused: bool = True) -> None:
         self.asked = 0
         self.most_at_once = 0
         self._now = 0
         self._fail_every = fail_every
+        self._refused = refused
         self._usage = usage or make_reply().usage
 
     async def ask(self, request: CoachRequest, timeout_s: float) -> CoachReply:
@@ -33,7 +37,7 @@ class Counter:
         finally:
             self._now -= 1
         if self._fail_every and number % self._fail_every == 0:
-            raise PassingError("overloaded")
+            raise PassingError("overloaded", refused=self._refused)
         return make_reply(f"reply {number}", usage=self._usage)
 
 
@@ -45,7 +49,7 @@ async def call(guard: BudgetGuard, provider: Counter, request: CoachRequest) -> 
     try:
         reply = await provider.ask(request, 1.0)
     except BaseException as error:
-        await guard.failed(request)
+        await guard.failed(request, billed=not getattr(error, "refused", False))
         if isinstance(error, PassingError):
             return None
         raise
@@ -166,6 +170,7 @@ def test_a_second_run_is_free_with_a_cache(tmp_path):
         "cached": 80,
         "logged": 0,
         "usd": 0.0,
+        "usd_unsettled": 0.0,
         "tokens": {},
         "latency_p50_s": None,
     }
@@ -175,13 +180,67 @@ def test_a_second_run_is_free_with_a_cache(tmp_path):
     assert (resumed.summary()["calls"], resumed.summary()["logged"]) == (0, 80)
 
 
-def test_a_failed_call_gives_its_dollars_back_but_stays_counted(tmp_path):
+def test_a_call_that_was_refused_gives_its_dollars_back_but_stays_counted(tmp_path):
     provider = Counter(fail_every=1)
     guard = make_guard(tmp_path, budget_usd=0.003)  # One call at a time fits.
     assert ask_all(guard, provider, REQUESTS[:10]) == [None] * 10
-    assert guard.summary()["usd"] == 0.0
+    assert guard.summary()["usd"] == guard.summary()["usd_unsettled"] == 0.0
     assert guard.summary()["calls"] == guard.summary()["failed"] == 10
     assert make_guard(tmp_path).summary()["calls"] == 10
+
+
+def test_a_call_that_may_be_billed_counts_with_the_most_it_can_have_cost(tmp_path):
+    provider = Counter(fail_every=1, refused=False)
+    bound = float(Prices.of(PRICES).bound(REQUESTS[0]))
+    guard = make_guard(tmp_path, budget_usd=3.5 * bound)
+    ends = ask_all(guard, provider, REQUESTS[:10], in_flight=8)
+    assert provider.asked == ends.count(None) == 3
+    assert sum(isinstance(end, CoachError) for end in ends) == 7
+    assert guard.summary()["usd"] == guard.summary()["usd_unsettled"] == pytest.approx(3 * bound)
+    # A resumed run knows of them.
+    resumed = make_guard(tmp_path, budget_usd=3.5 * bound).summary()
+    assert (resumed["usd"], resumed["usd_unsettled"]) == pytest.approx((3 * bound, 3 * bound))
+
+
+@pytest.mark.parametrize("fail_every", [0, 3])
+def test_guards_that_share_a_budget_never_pass_it_together(tmp_path, fail_every):
+    """Each in a thread and an event loop of its own, as coaches have them; 32 in flight."""
+    provider, shared = Counter(fail_every=fail_every), Budget(calls=50, key="coach")
+    guards = [make_guard(model=name, prices={name: PRICES}) for name in "ab"]
+    for guard, name in zip(guards, "ab", strict=True):
+        guard.share(shared)
+        guard.bind(tmp_path / name)
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(ask_all, guard, provider, REQUESTS, 16) for guard in guards]
+        ends = [end for job in jobs for end in job.result(timeout=30)]
+    assert shared.calls == 50 == sum(guard.summary()["calls"] for guard in guards)
+    refused = {str(end) for end in ends if isinstance(end, CoachError)}
+    assert refused == {
+        "the coach has made the 50 calls of budget_calls; "
+        "go on with a larger one: mappa fit resume=RUN +coach.budget_calls=…"
+    }
+    assert sum(isinstance(end, CoachError) for end in ends) == 160 - 50
+    # Resumed, the shared budget is spent.
+    again = Budget(calls=50, key="coach")
+    for name in "ab":
+        guard = make_guard(model=name, prices={name: PRICES})
+        guard.share(again)
+        guard.bind(tmp_path / name)
+    assert again.calls == 50
+
+
+def test_a_call_that_the_shared_budget_refuses_counts_nowhere(tmp_path):
+    guard = make_guard(tmp_path, budget_calls=10)
+    guard.share(Budget(calls=2))
+    ends = ask_all(guard, Counter(), REQUESTS[:5])
+    assert sum(isinstance(end, CoachError) for end in ends) == 3
+    assert guard.summary()["calls"] == 2
+
+
+def test_dollars_can_only_be_shared_where_prices_are_known():
+    with pytest.raises(ConfigError, match=r"coach.budget_usd needs the prices of m: give them in its guard.prices"):
+        make_guard(prices=None).share(Budget(usd=1))
+    make_guard(prices=None).share(Budget(calls=1))
 
 
 def test_once_the_log_cannot_be_written_nothing_more_is_asked(tmp_path, monkeypatch):

@@ -174,8 +174,8 @@ class _Guard:
         self.seen.append(f"after {reply.usage.output_tokens}")
         self.logged = reply
 
-    async def failed(self, request: CoachRequest) -> None:
-        self.seen.append("failed")
+    async def failed(self, request: CoachRequest, *, billed: bool = True) -> None:
+        self.seen.append("failed, billed" if billed else "failed")
 
 
 def test_guard_stands_around_every_attempt(serve):
@@ -200,6 +200,34 @@ def test_guard_hears_of_a_cancelled_attempt(serve):
     with pytest.raises(TimeoutError):
         asyncio.run(cut())
     service.coach.close()
+    assert guard.seen == ["before", "failed, billed"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "billed"),
+    [
+        (error(429, "rate_limit_error"), False),
+        (error(529, "overloaded_error"), False),
+        (error(400, "invalid_request_error"), False),
+        (error(504, "timeout_error"), True),
+        (Answer(body=b"<html>sign in</html>", headers={"content-type": "text/html"}), True),
+        (Answer(body={"id": "msg_1"}, cut_after=5), True),
+        (Answer(body={}, delay_s=1.0), True),
+    ],
+)
+def test_the_guard_is_told_whether_a_failed_call_may_be_billed(serve, fault, billed):
+    guard = _Guard()
+    service = serve(lambda call: fault, guard=guard, max_attempts=1, timeout_s=0.3)
+    assert service.score().score is None
+    assert guard.seen == ["before", "failed, billed" if billed else "failed"]
+
+
+def test_a_server_that_is_not_reached_bills_nothing(serve):
+    guard = _Guard()
+    nowhere = serve(
+        good, guard=guard, max_attempts=1, provider=lambda url: AnthropicProvider(MODEL, base_url="http://127.0.0.1:9")
+    )
+    assert nowhere.score().score is None
     assert guard.seen == ["before", "failed"]
 
 
