@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.errors import InfrastructureError
-from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
 from lightning_mappa.rollout.engine_group import EngineGroup
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
@@ -184,8 +183,15 @@ class VLLMEngine:
         return self._versions[agent_id]
 
     def peak_rss_gib(self) -> dict[str, float | None]:
-        """The most memory that each engine on this machine has held."""
-        return {one.name: peak_rss_gib(one.pid) for seats in self._groups() for one in seats.replicas}
+        """The most memory that each engine's process has held so far; None where it does not answer."""
+        replicas = [replica for seats in self._groups() for replica in seats.replicas]
+        peaks = [None] * len(replicas) if self._failure is not None else self._wait(self._peaks(replicas))
+        return dict(zip([replica.name for replica in replicas], peaks, strict=True))
+
+    @staticmethod
+    async def _peaks(replicas: Sequence[Replica]) -> list[float | None]:
+        answers = await asyncio.gather(*(one.ask_once("peak_rss_gib") for one in replicas), return_exceptions=True)
+        return [answer if isinstance(answer, float) else None for answer in answers]
 
     def context_length(self, agent_id: str) -> int:
         return self._find(agent_id).group.agents[agent_id].context_length

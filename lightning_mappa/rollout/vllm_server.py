@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_mappa.errors import InfrastructureError
+from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.rollout.engine import Generation, GenerationRequest
 from lightning_mappa.rollout.engine_group import EngineGroup, server_environment
 from lightning_mappa.rollout.expected_tensors import Shapes, check_shapes, expected_shapes
@@ -162,6 +163,10 @@ class VLLMServer:
 
     async def versions(self) -> dict[str, int]:
         return dict(self._versions)
+
+    async def peak_rss_gib(self) -> float | None:
+        """The most memory that this process has held so far."""
+        return peak_rss_gib()
 
     async def sleep(self, level: int = 1) -> None:
         """Frees the weights' and the cache's memory until `wake`; does nothing where the group does not sleep."""
