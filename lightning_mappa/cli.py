@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "recoach": ("lightning_mappa.recoach.recoach", ("run",)),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
-PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor"}
+PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor", "compare": "lightning_mappa.compare.compare"}
 """Command without a config -> the module with its function, which takes the arguments and returns an exit code."""
 
 USAGE = """\
@@ -49,6 +49,7 @@ usage: mappa fit [overrides]
        mappa export RUN [agent=NAME] [version=N|selected|last] [to=FOLDER]
        mappa audit [coach=OPTION] [held_out=true] [overrides]
        mappa recoach RUN [coach=OPTION] [coach.rubric=NAME] [algorithm.KEY=VALUE] [recoach.KEY=VALUE]
+       mappa compare RUN ... [--json] [--plot FILE]
        mappa doctor [--json] [tools.python.KEY=VALUE]
 An override is key=value or group=option; `mappa fit --help` lists them, -m sweeps over a,b."""
 

@@ -1,0 +1,1 @@
+"""`mappa compare`: what several runs say together."""
