@@ -66,8 +66,11 @@ class RayPlace:
                 options = {**self._cluster.options((bundle,), env), "max_concurrency": CONCURRENCY}
                 actor = worker.options(**options).remote(self._config, search_path())
                 self._ranks.append(Rank(agent_id=agent.agent_id, number=number, actor=actor))
-        places = [self._rank_place(rank) for rank in self._ranks]
-        ready = [rank.actor.prepare.remote(at) for rank, at in zip(self._ranks, places, strict=True)]
+        ready = [
+            rank.actor.prepare.remote(at)
+            for agent in self._placement.agents
+            for rank, at in self._meeting(agent.agent_id)
+        ]
         self._wait(ready, "the ranks to load")
 
     def train(self, board: Board, folder: RunFolder, checkpoint: Path | None, drive: Callable[[], None]) -> None:
@@ -93,12 +96,23 @@ class RayPlace:
         self.engine.close()
         self._cluster.close()
 
-    def _rank_place(self, rank: Rank) -> RankPlace:
-        own = [other for other in self._ranks if other.agent_id == rank.agent_id]
-        (address, port), *_ = self._wait([own[0].actor.main_address.remote()], "the address of rank 0")
-        return RankPlace(
-            agent_id=rank.agent_id, rank=rank.number, world_size=len(own), main_address=address, main_port=port
-        )
+    def _meeting(self, agent_id: str) -> list[tuple[Rank, RankPlace]]:
+        """An agent's ranks, and where each finds the others: at a port of rank 0's machine."""
+        ranks = [rank for rank in self._ranks if rank.agent_id == agent_id]
+        ((address, port),) = self._wait([ranks[0].actor.main_address.remote()], "the address of rank 0")
+        return [
+            (
+                rank,
+                RankPlace(
+                    agent_id=agent_id,
+                    rank=rank.number,
+                    world_size=len(ranks),
+                    main_address=address,
+                    main_port=port,
+                ),
+            )
+            for rank in ranks
+        ]
 
     def _wait(self, refs: list[Any], what: str) -> list[Any]:
         try:
