@@ -123,9 +123,10 @@ def build_task(
 
 
 def sample_rows(ids: Iterable[str], spec: TableSpec, label: str) -> list[list[str]]:
-    """A submission that is valid and knows nothing: zeros, or the one `label` everywhere."""
-    is_text = spec.form in (Form.LABEL, Form.RANKED, Form.TEXT)
-    return [[row_id, *([label if is_text else "0"] * len(spec.targets))] for row_id in ids]
+    """A submission that is valid and knows nothing: zeros, even chances, or the one `label` everywhere."""
+    width = len(spec.targets)
+    cell = {Form.NUMBER: "0", Form.SCORE: "0.5", Form.PROBABILITY: f"{1 / max(width, 2):.6g}"}.get(spec.form, label)
+    return [[row_id, *([cell] * width)] for row_id in ids]
 
 
 def write_csv(file: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -111,6 +111,39 @@ def test_a_table_that_makes_no_task(columns):
         table(columns=columns)
 
 
+def test_samples_of_every_form_are_valid_submissions(tmp_path, workspace):
+    """Those that are written, and those that are made for a task without one."""
+    forms = [
+        ("accuracy", {"y": ["a", "b"] * 8}, None),
+        ("map_at_3", {"y": ["a", "b"] * 8}, None),
+        ("roc_auc", {"y": [0, 1] * 8}, "0.5"),
+        ("log_loss", {"y": [0, 1] * 8}, "0.5"),
+        ("log_loss", {"p": [0, 1, 0] * 8, "q": [1, 0, 0] * 8, "r": [0, 0, 1] * 8}, "0.333333"),
+        ("rmsle", {"y": [0.5, 1] * 8}, "0"),
+        ("jaccard", {"y": ["so it is", "no"] * 8}, None),
+    ]
+    cells = {}
+    for place, (metric, targets, cell) in enumerate(forms):
+        spec = TableSpec(id_column="id", targets=tuple(targets), metric=metric)
+        for name in (f"{place}-with", f"{place}-without"):
+            split = ("report", "selection")[place] if place < 2 else "train"
+            build_task(tmp_path / "t", table(name, columns=targets, spec=spec), seed=0, split=split)
+            cells[f"table-{name}"] = cell
+        (tmp_path / "t" / "data_resplit" / f"{place}-without" / "sample_submission.csv").unlink()
+    source = Tables(str(tmp_path / "t"))
+    tasks = [task for split in SPLITS for task in source.tasks(split)]
+    assert len(tasks) == 2 * len(forms)
+    for task in tasks:
+        source.hand_out(task, workspace)
+        sample = rows(workspace / "sample_submission.csv")
+        if cells[task.id] is not None:
+            assert {row[target] for row in sample for target in task.metadata["targets"]} == {cells[task.id]}
+        (workspace / "sample_submission.csv").replace(workspace / "submission.csv")
+        grade = source.grade_files(task, workspace)
+        assert (grade.outcome, grade.fault) == (1.0, ""), grade
+    source.close()
+
+
 def test_ids_of_the_table_are_kept(tmp_path):
     columns = {"y": list(range(8)), "id": [f"r{row}" for row in range(8)], "x": [0] * 8}
     build_task(tmp_path, table(metric="mae", columns=columns), seed=0)
