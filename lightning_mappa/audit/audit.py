@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.figures import CaseScores, Score, figures, findings, missing_rate
 from lightning_mappa.audit.planted import make_cases
+from lightning_mappa.audit.table_planted import make_table_cases
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import (
     Coach,
@@ -34,6 +35,14 @@ from lightning_mappa.types import Episode, Verdict
 
 REPORT = "audit.json"
 N_IN_FLIGHT = 64
+
+
+class CaseMaker(Protocol):
+    def __call__(self, seed: int, n_cases: int, *, held_out: bool = False) -> list[AuditCase]: ...
+
+
+CASES: Mapping[str, CaseMaker] = {"mathchat": make_cases, "dsbench": make_table_cases}
+"""Name of the workflow whose team has the faults → what makes them."""
 
 
 def audit(cfg: DictConfig) -> dict[str, Any]:
@@ -134,8 +143,9 @@ async def _checked_audit(coach: Coach, cfg: DictConfig, folder: Path) -> dict[st
     await check_coach(coach)
     folder.mkdir(parents=True, exist_ok=True)
     bind_accounts(coach, folder)
-    report = await audit_coach(coach, make_cases(cfg.seed, cfg.n_cases, held_out=cfg.held_out), seed=cfg.seed)
-    return {**report, "held_out": cfg.held_out}
+    cases = CASES[cfg.cases](cfg.seed, cfg.n_cases, held_out=cfg.held_out)
+    report = await audit_coach(coach, cases, seed=cfg.seed)
+    return {**report, "held_out": cfg.held_out, "cases": cfg.cases}
 
 
 async def _scores(coach: Coach, asked: Sequence[tuple[Episode, int]]) -> list[Score]:
@@ -169,7 +179,8 @@ def _by_template(scores: Sequence[CaseScores]) -> dict[str, dict[str, Any]]:
 
 def _print(report: Mapping[str, Any]) -> None:
     which = "held-out" if report["held_out"] else "open"
-    title = f"coach {report['coach']}, {report['n_cases']} cases of the {which} templates, seed {report['seed']}"
+    of = f"{report['n_cases']} {report['cases']} cases of the {which} templates, seed {report['seed']}"
+    title = f"coach {report['coach']}, {of}"
     table = Table("figure", "value", "95 % interval", "cases", title=title)
     for name, figure in report["figures"].items():
         interval = "" if figure["low"] is None else f"{figure['low']:.3f} … {figure['high']:.3f}"

@@ -50,6 +50,8 @@ class AuditCase:
     episode: Episode
     faults: tuple[int, ...]
     """Indices of the faulty actions, in order; empty in a clean episode."""
+    blamed_below: float = 5.0
+    """An innocent action under this score counts as blamed, whatever the others got."""
 
     @property
     def guilty(self) -> int | None:

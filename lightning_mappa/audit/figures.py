@@ -11,8 +11,6 @@ from scipy import stats
 
 from lightning_mappa.audit.cases import AuditCase
 
-BLAMED_BELOW = 5.0
-"""An innocent action under this score counts as blamed, whatever the others got."""
 N_RESAMPLES = 2000
 EFFECT = 0.3
 """Points; a smaller mean effect is no finding, however certain."""
@@ -55,7 +53,8 @@ class CaseScores:
     @property
     def n_falsely_blamed(self) -> int:
         worst = self.guilty_score
-        limit = BLAMED_BELOW if worst is None else max(BLAMED_BELOW, worst)
+        below = self.case.blamed_below
+        limit = below if worst is None else max(below, worst)
         return sum(score < limit for score in self.innocent_scores)
 
 

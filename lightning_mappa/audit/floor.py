@@ -12,8 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_mappa.audit.audit import blame, require_audit
-from lightning_mappa.audit.planted import make_cases
+from lightning_mappa.audit.audit import CASES, blame, require_audit
 from lightning_mappa.build import READ_BY_THE_RUN, build, locate
 from lightning_mappa.coaches.base import Coach, bind_accounts, check_coach, close_coach
 from lightning_mappa.errors import ConfigError, DataError
@@ -43,20 +42,20 @@ def require_floor(cfg: DictConfig) -> None:
         raise ConfigError(f"coach.min_audit is {floor}; allowed: 0 to 1, or null for no audit")
     if isinstance(n_cases, bool) or not isinstance(n_cases, int) or n_cases < MIN_CASES:
         raise ConfigError(f"coach.audit_cases is {n_cases}; allowed: {MIN_CASES} or more")
-    folder = cache_root() / "audits" / coach_digest(cfg.coach, seed=cfg.seed, n_cases=n_cases)
+    folder = cache_root() / "audits" / coach_digest(cfg.coach, seed=cfg.seed, n_cases=n_cases, cases=cfg.cases)
     report = _known(folder / REPORT) or _audited(cfg, folder, n_cases)
     figure = report["figures"]["blame_accuracy"]
-    command = f"mappa audit n_cases={n_cases} seed={cfg.seed}, with the same coach=… and coach.KEY=…"
+    command = f"mappa audit cases={cfg.cases} n_cases={n_cases} seed={cfg.seed}, with the same coach=… and coach.KEY=…"
     require_audit(report, floor, f" (coach.min_audit); see {folder / REPORT}, or run: {command}")
     print(f"coach {report['coach']} blames the right agent in {figure['value']:.3f} of {figure['n']} audit cases")
 
 
-def coach_digest(node: DictConfig, *, seed: int, n_cases: int) -> str:
+def coach_digest(node: DictConfig, *, seed: int, n_cases: int, cases: str = "mathchat") -> str:
     """Of the coach's config and the source files of the classes in it; the keys for the run are not part of it."""
     plain: Any = OmegaConf.to_container(node, resolve=True)
     coach = {name: value for name, value in plain.items() if name not in READ_BY_THE_RUN["coach"]}
     sources = {target: _source(target) for target in sorted(set(_targets(coach)))}
-    content = json.dumps([coach, sources, seed, n_cases], sort_keys=True, default=str)
+    content = json.dumps([coach, sources, seed, n_cases, cases], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -74,7 +73,7 @@ def _audited(cfg: DictConfig, folder: Path, n_cases: int) -> dict[str, Any]:
         await check_coach(coach)
         folder.mkdir(parents=True, exist_ok=True)
         bind_accounts(coach, folder)
-        return await blame(coach, make_cases(cfg.seed, n_cases), seed=cfg.seed)
+        return await blame(coach, CASES[cfg.cases](cfg.seed, n_cases), seed=cfg.seed)
 
     try:
         report = asyncio.run(ask())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -14,18 +15,20 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     recorded = ", ".join(report["coach"]["recorded"]) or "nobody"
     title = f"recorded: {recorded}; new: {report['coach']['new']}; {report['episodes']} episodes"
     table = Table(
-        *("agent", "n", "mean score", "difference", "Spearman", "missing", "advantages", "sign flips", "update"),
+        *("agent", "n", "score", "change", "Spearman", "missing", "advantage", "flips", "update"),
         title=title,
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for agent_id, figures in report["agents"].items():
         verdicts, advantages, update = figures["verdicts"], figures["advantages"], figures["update"]
         table.add_row(
             agent_id,
-            f"{verdicts['n']} of {verdicts['actions']}",
-            f"{_number(verdicts['mean']['recorded'])} → {_number(verdicts['mean']['new'])}",
+            f"{verdicts['n']}/{verdicts['actions']}",
+            f"{_number(verdicts['mean']['recorded'])}→{_number(verdicts['mean']['new'])}",
             _number(verdicts["mean_difference"], sign=True),
             _number(verdicts["spearman"]),
-            f"{verdicts['missing']['recorded']} → {verdicts['missing']['new']}",
+            f"{verdicts['missing']['recorded']}→{verdicts['missing']['new']}",
             _number(advantages["pearson"]),
             "none" if advantages["sign_flips"] is None else f"{advantages['sign_flips']:.1%}",
             _number(update["cosine"]),
@@ -43,7 +46,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         if figures["update"]["reason"] is not None:
             console.print(f"{agent_id}, update: {figures['update']['reason']}", markup=False)
     console.print(
-        "advantages: Pearson's correlation; update: cosine between the policy gradients at the initial weights"
+        "advantage: Pearson's correlation; flips: of its sign; update: cosine between the policy gradients at the "
+        "initial weights"
     )
     costs = report["accounts"]
     if costs.get("calls") is not None:

@@ -78,7 +78,7 @@ def test_a_coach_below_the_floor_ends_fit_before_there_is_a_folder(tmp_path, cap
     assert said.startswith(
         "coach sevens blames the right agent in 0.0 of the cases, less than 0.5 (coach.min_audit); see "
     )
-    assert "or run: mappa audit n_cases=28 seed=0" in said
+    assert "or run: mappa audit cases=mathchat n_cases=28 seed=0" in said
     assert not folder.exists()
 
 
