@@ -42,7 +42,7 @@ class BareVLLM:
         from vllm import LLM
 
         arguments = engine_arguments(group)
-        del arguments["weight_transfer_config"]
+        del arguments["weight_transfer_config"], arguments["worker_extension_cls"]
         self._llm = LLM(**arguments)
 
     def generate(self, requests: Sequence[GenerationRequest], log_probs: bool) -> tuple[float, int]:

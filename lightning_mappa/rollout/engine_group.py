@@ -116,6 +116,11 @@ class EngineGroup:
                 f"{request.agent_id!r}: temperature is {temperature:g}, "
                 f"engine=vllm samples at 0 or {lowest} to {highest:g}"
             )
+        if request.sampling.top_p != 1:
+            raise InfrastructureError(
+                f"{request.agent_id!r}: top_p is {request.sampling.top_p:g}; engine=vllm samples at 1: its log-probs "
+                "would be of what top_p leaves, and not those that training compares them with"
+            )
 
 
 def server_environment(group: EngineGroup) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -71,3 +72,10 @@ def repack_kept_weights(model: torch.nn.Module) -> None:
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.numel() > 0:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+class WorkerExtension:
+    """Adds nothing to vLLM's workers; naming it has each of their processes import, and so register, the above."""
+
+
+WeightTransferEngineFactory.register_engine("object_store", ObjectStoreTransferEngine)

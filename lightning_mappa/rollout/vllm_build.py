@@ -27,14 +27,9 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 def build_engine(group: EngineGroup) -> LLMEngine:
     """Takes 3 to 50 seconds, in the calling thread."""
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    if "object_store" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            "object_store", "lightning_mappa.rollout.object_store_transfer", "ObjectStoreTransferEngine"
-        )
     return LLMEngine.from_engine_args(EngineArgs(**engine_arguments(group)))
 
 
@@ -58,6 +53,7 @@ def engine_arguments(group: EngineGroup) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
         "weight_transfer_config": WeightTransferConfig(backend=group.weight_transport),
+        "worker_extension_cls": "lightning_mappa.rollout.object_store_transfer.WorkerExtension",
     }
     if on_cuda:
         arguments |= {"gpu_memory_utilization": group.gpu_memory_utilization, "enable_sleep_mode": group.sleeps}

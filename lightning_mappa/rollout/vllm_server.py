@@ -71,7 +71,6 @@ class VLLMServer:
         params = SamplingParams(
             max_tokens=request.sampling.max_new_tokens,
             temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
             seed=request.seed,
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,

@@ -46,7 +46,7 @@ def test_every_engine_gets_ranks_of_its_own_behind_the_sender(cluster: None) -> 
     from lightning_mappa.runtime.cuda_transport import ActorClient
 
     actors = recorders(3)
-    client = ActorClient(actors, 2, 30.0)
+    client = ActorClient(actors, 2, 120.0)
     client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 7})
     client.start_weight_update()
     client.update_weights({"names": ["w"]})

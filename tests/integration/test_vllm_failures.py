@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -157,3 +160,25 @@ def test_weights_that_are_gone_stop_the_run_and_not_a_fresh_engine_without_them(
             answers(engine, REQUESTS[:1])
     finally:
         engine.close()
+
+
+DRIVER = """
+import sys, time
+from tests.integration.vllm_setup import group, ray_cluster
+from lightning_mappa.rollout.vllm_engine import VLLMEngine
+with ray_cluster(2):
+    engine = VLLMEngine([group(sys.argv[1])])
+    print(engine._groups()[0].replicas[0].pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_engine_behind(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "m", tied=True)
+    with subprocess.Popen([sys.executable, "-c", DRIVER, path], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pid = next(int(line) for line in driver.stdout if line.strip().isdigit())
+        children = psutil.Process(driver.pid).children(recursive=True)
+        assert psutil.pid_exists(pid)
+        driver.kill()
+    assert not psutil.wait_procs([*children, *([psutil.Process(pid)] if psutil.pid_exists(pid) else [])], timeout=60)[1]

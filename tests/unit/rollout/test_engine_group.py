@@ -69,6 +69,7 @@ def test_adapters_and_frozen_agents_share_a_group() -> None:
         ({"sampling": SamplingParams(max_new_tokens=0)}, "3 prompt tokens and 0 new ones"),
         ({"sampling": SamplingParams(max_new_tokens=1, temperature=0.001)}, "temperature is 0.001"),
         ({"sampling": SamplingParams(max_new_tokens=1, temperature=2.5)}, "temperature is 2.5"),
+        ({"sampling": SamplingParams(max_new_tokens=1, top_p=0.9)}, "top_p is 0.9; engine=vllm samples at 1"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused(fields: dict[str, Any], message: str) -> None:
