@@ -174,7 +174,7 @@ class LLMCoach:
 
     def close(self) -> None:
         """Ends the thread and the connections."""
-        self._loop.close(self._provider.close())
+        self._loop.close(self._provider.close(), timeout_s=60.0)  # engines of its own take a while to end
 
     async def _readings_with(self, episode: Episode, index: int) -> Readings:
         """Those of one call with the action among them; a batched one is shared with the episode's other actions."""

@@ -25,12 +25,14 @@ NEEDS = {
     "strategy=zero3_offload": ["runtime=ray"],
     "task=math_file": ["task.path=x"],
     "task=math_sets": ["task.train.path=fixture/aime", "task.report.path=fixture/amc", "task.report.format=amc"],
+    "task=math_hub": ["task.train.repo=own/train", "task.report.repo=own/test"],
     "experiment=smollm2_math": ["task.path=x"],
     "experiment=mathchat_qwen3_4b": ["task.train.path=x", "task.report.path=x"],
     "experiment=mathchat_r1_1_5b": ["task.train.path=x", "task.report.path=x"],
     "experiment=qwen3_4b_lora_24gb": ["task.path=x"],
     "coach=table_rules": ["workflow=dsbench"],
     "coach=llm": ["coach.provider={_target_:lightning_mappa.coaches.anthropic.AnthropicProvider,model:m}"],
+    "coach=vllm": ["coach.provider.model=tiny"],
     "coach=openai_compatible": ["coach.provider.model=m", "coach.provider.base_url=http://127.0.0.1:8000/v1"],
 }
 """What a user has to add, because the option cannot know it, or does not go without it."""
