@@ -63,6 +63,16 @@ def missing(wanted: Sequence[str], folder: Folder) -> list[str]:
     return [path for path in wanted if path not in folder or ((entry := folder[path]) is not None and not entry.size)]
 
 
+def listing(folder: Folder, first: Sequence[str] = (), limit: int = 40) -> list[str]:
+    """A line per file, those in `first` before the others; past `limit` lines, one that counts the rest.
+
+    What an agent is shown is bounded, however many files the one before it has left.
+    """
+    paths = list(dict.fromkeys([*(path for path in first if path in folder), *folder]))
+    lines = [described(path, folder[path]) for path in paths[:limit]]
+    return [*lines, f"and {len(paths) - limit} more files"] if len(paths) > limit else lines
+
+
 def described(path: str, entry: TrailEntry | None) -> str:
     """One line on a file, for agents and coaches."""
     if entry is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_mappa.coaches.parse import one_line
-from lightning_mappa.file_trail import described, file_trail, folder_after, missing
+from lightning_mappa.file_trail import file_trail, folder_after, listing, missing
 from lightning_mappa.tools.outcome import head_and_tail
 from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolResult
 from lightning_mappa.workflows.file_relay import Stage
@@ -52,8 +52,7 @@ def folder_parts(episode: Episode, index: int, limit: int) -> Iterator[Part]:
     """What programs of earlier steps have left, and who wrote it; nothing where none has written a file."""
     trail = file_trail(episode.actions[:index])
     if trail:
-        folder = folder_after(episode.task.metadata.get("files", ()), trail)
-        lines = [described(path, entry) for path, entry in folder.items()]
+        lines = listing(folder_after(episode.task.metadata.get("files", ()), trail))
         yield data("Files in the folder before this step, as the harness found them", "\n".join(lines), limit)
 
 

@@ -22,8 +22,8 @@ from lightning_mappa.tables.spec import METRICS
 from lightning_mappa.tables.synthetic import generated_tables, kind_of
 from lightning_mappa.tasks.base import Grade, Split
 from lightning_mappa.tasks.csv_file import Fault
-from lightning_mappa.tasks.grading_process import CsvRefused, CsvTable, read_csv
-from lightning_mappa.tools.collector import collect
+from lightning_mappa.tasks.grading_process import CsvLimits, CsvRefused, CsvTable, read_csv
+from lightning_mappa.tools.collector import CollectLimits, collect
 from lightning_mappa.types import Task
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Tables:
         return None
 
     def hand_out(self, task: Task, workspace: Path) -> None:
-        table = self._tables[task.id]
+        table = self._table(task)
         for name in FILES:
             if (file := table.public / name).is_file():
                 shutil.copyfile(file, workspace / name)
@@ -97,7 +97,7 @@ class Tables:
             (workspace / name).chmod(0o666)
 
     def grade_files(self, task: Task, workspace: Path) -> Grade:
-        answers = self._tables[task.id].answers
+        answers = self._table(task).answers
         read = _read_submission(workspace, answers)
         found = score(read, answers, self._process)
         metrics = {**found.metrics, **fair_metrics(found, answers, self._fair)}
@@ -107,6 +107,11 @@ class Tables:
         value = found.metrics.get("score")
         shown = f"{SUBMISSION}, {spec.metric} " + ("undefined" if value is None else f"{value:.4g}")
         return Grade(outcome=1.0, answer=shown, metrics=metrics)
+
+    def _table(self, task: Task) -> TableTask:
+        if task.id not in self._tables:
+            raise ConfigError(f"inputs: {task.id} is no task of this source; a table cannot be given as a text")
+        return self._tables[task.id]
 
     def close(self) -> None:
         """Ends the process that computes metrics and removes the tables that were written."""
@@ -133,15 +138,21 @@ class Tables:
 def _read_submission(workspace: Path, answers: Answers) -> CsvTable | CsvRefused:
     """From a copy that no program can change any more."""
     with tempfile.TemporaryDirectory(prefix="mappa-grading-") as folder:
-        copies = Path(folder) / "taken"
+        copies, limits = Path(folder) / "taken", _limits(len(answers.table.rows))
         try:
-            listing = collect(workspace, [SUBMISSION], copies)
+            listing = collect(workspace, [SUBMISSION], copies, CollectLimits(file_bytes=limits.file_bytes))
         except OSError as error:  # a program took away the right to open its own folder
             return CsvRefused(fault=Fault.MISSING, detail=f"the folder cannot be opened ({error.strerror})")
         for entry in listing.refused:
             if entry.path == SUBMISSION:
                 return CsvRefused(fault=Fault.MISSING, detail=f"{SUBMISSION} is not taken: {entry.reason.value}")
-        return read_csv(copies / SUBMISSION, answers.columns)
+        return read_csv(copies / SUBMISSION, answers.columns, limits)
+
+
+def _limits(n_rows: int) -> CsvLimits:
+    """Room for every id, and for twice as many before too many rows are no longer counted one by one."""
+    usual = CsvLimits()
+    return CsvLimits(rows=max(usual.rows, 2 * n_rows), file_bytes=max(usual.file_bytes, 256 * n_rows))
 
 
 def _counts(generated: Mapping[str, int]) -> dict[Split, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tools.changes import changes_between
 from lightning_mappa.tools.code_blocks import code_blocks
-from lightning_mappa.tools.collector import Listing, list_files
+from lightning_mappa.tools.collector import CollectLimits, Listing, list_files
 from lightning_mappa.tools.ladder import ISOLATIONS, find_sandbox
 from lightning_mappa.tools.outcome import as_result
 from lightning_mappa.tools.process import run_program
@@ -127,10 +127,19 @@ class PythonTool:
 
     def _run(self, code: str, workspace: Path, cancelled: threading.Event) -> ToolResult:
         program = code.encode("utf-8", errors="replace")
-        before = _files(workspace)
+        before = self._files(workspace)
         outcome = run_program(self._sandbox, program, workspace, self.limits, cancelled)
         result = as_result(outcome, self.limits, self.output_chars, self.tier)
-        return replace(result, files=changes_between(before, _files(workspace)))
+        return replace(result, files=changes_between(before, self._files(workspace)))
+
+    def _files(self, workspace: Path) -> Listing:
+        """Nothing where the folder cannot be opened: is it gone, the sandbox says so; did a program lock it, then
+        its files are out of everybody's reach."""
+        size = self.limits.workspace_mb << 20
+        try:
+            return list_files(workspace, CollectLimits(file_bytes=size, total_bytes=size))
+        except OSError:
+            return Listing(files=(), refused=(), complete=False)
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -140,12 +149,3 @@ class PythonTool:
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.max_concurrency, thread_name_prefix=f"tool-{self.name}")
-
-
-def _files(workspace: Path) -> Listing:
-    """Nothing where the folder cannot be opened: is it gone, the sandbox says so; did a program lock it, then
-    its files are out of everybody's reach."""
-    try:
-        return list_files(workspace)
-    except OSError:
-        return Listing(files=(), refused=(), complete=False)

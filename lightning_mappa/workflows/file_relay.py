@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.file_trail import TrailEntry, described, folder_after, missing
+from lightning_mappa.file_trail import TrailEntry, folder_after, listing, missing
 from lightning_mappa.types import Task
 from lightning_mappa.workflows.base import Message, Seat
 from lightning_mappa.workflows.sequential import VISIBILITIES
@@ -25,8 +25,9 @@ class Stage:
 class FileRelay:
     """Each agent acts once, in the order of `stages`; what counts in the end are the files.
 
-    An agent's prompt has, beside `task` and `seen`: `files`, a line per file that the harness found in the folder,
-    with size and author; `missing`, what this agent needs and is not there; `makes`, what it must leave behind.
+    An agent's prompt has, beside `task` and `seen`: `files`, a line with size and author for each file that the harness
+    found in the folder, first those that some stage names, a few dozens at most; `missing`, what this agent needs and
+    is not there; `makes`, what it must leave behind.
     Nobody is skipped: an agent that finds its inputs missing may make them.
 
     Args:
@@ -52,10 +53,11 @@ class FileRelay:
         """Returns the last agent's text; the task's own files are those of `task.metadata["files"]`."""
         said: list[Message] = []
         trail: list[TrailEntry] = []
+        known = [path for stage in self._stages for path in (*stage.needs, *stage.makes)]
         for stage in self._stages:
             folder = folder_after(task.metadata.get("files", ()), trail)
             extra: dict[str, Any] = {
-                "files": [described(path, entry) for path, entry in folder.items()],
+                "files": listing(folder, known),
                 "missing": missing(stage.needs, folder),
                 "makes": list(stage.makes),
             }

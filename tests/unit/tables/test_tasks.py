@@ -278,6 +278,11 @@ def test_a_sample_is_valid_and_no_submission_is_not(source, workspace):
     assert grade.metrics["fair/accuracy"] == pytest.approx(1 / 3)
 
 
+def test_a_text_is_no_table(source, workspace):
+    with pytest.raises(ConfigError, match="inputs: input-0 is no task of this source"):
+        source.hand_out(Task(id="input-0", kind="input", prompt="Predict my table."), workspace)
+
+
 def test_links_folders_and_locked_folders_hold_no_submission(source, workspace):
     task = source.tasks("selection")[0]
     answers = source._tables[task.id].answer_file

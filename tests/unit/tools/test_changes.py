@@ -50,6 +50,7 @@ def test_a_result_says_what_the_program_did_to_the_files(tmp_path: Path):
         first = run("open('new.txt', 'w').write('abc')")
         second = run("import os\nos.remove('old.csv')\nopen('new.txt', 'a').write('d')\nraise SystemExit(3)")
         third = run("print(open('new.txt').read())")
+        large = run("open('model.pkl', 'wb').truncate(100 << 20)")
     finally:
         tool.close()
     assert first.files == (FileChange(path="new.txt", event=FileEvent.CREATED, size=3),)
@@ -58,3 +59,4 @@ def test_a_result_says_what_the_program_did_to_the_files(tmp_path: Path):
         FileChange(path="old.csv", event=FileEvent.REMOVED, size=0),
     )
     assert (second.exit_code, third.files, third.stdout) == (3, (), "abcd\n")
+    assert large.files == (FileChange(path="model.pkl", event=FileEvent.CREATED, size=100 << 20),)

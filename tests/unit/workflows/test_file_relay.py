@@ -64,16 +64,16 @@ def test_each_is_told_what_lies_there_what_is_missing_and_what_to_make():
         "makes": ["X.pkl", "y.pkl"],
     }
     assert seats["modeler"].told["files"] == [
-        "X.pkl (120 bytes, written by Engineer in turn 1)",
-        "tmp (9 bytes, written by Engineer in turn 1)",
         "train.csv (came with the task)",
+        "X.pkl (120 bytes, written by Engineer in turn 1)",
         "y.pkl (9 bytes, written by Engineer in turn 1)",
+        "tmp (9 bytes, written by Engineer in turn 1)",
     ]
     assert seats["analyst"].told == {
         "seen": ["engineer", "modeler"],
         "files": [
-            "X.pkl (120 bytes, written by Engineer in turn 1)",
             "train.csv (came with the task)",
+            "X.pkl (120 bytes, written by Engineer in turn 1)",
             "y.pkl (11 bytes, written by Modeler in turn 1)",
         ],
         "missing": ["model.pkl"],
@@ -85,6 +85,14 @@ def test_an_empty_file_is_a_missing_one_and_partial_sight_is_of_the_last_alone()
     seats = play("partial", engineer=[entry("X.pkl", size=0), entry("y.pkl")])
     assert seats["modeler"].told["missing"] == ["X.pkl"]
     assert seats["analyst"].told["seen"] == ["modeler"]
+
+
+def test_what_an_agent_is_shown_is_bounded_and_begins_with_what_counts():
+    seats = play(engineer=[entry("X.pkl"), entry("y.pkl"), *(entry(f"a{number:03d}") for number in range(500))])
+    files = seats["modeler"].told["files"]
+    assert len(files) == 41
+    assert [line.partition(" ")[0] for line in files[:4]] == ["train.csv", "X.pkl", "y.pkl", "a000"]
+    assert files[-1] == "and 463 more files"
 
 
 def test_it_knows_its_agents_and_its_end():
