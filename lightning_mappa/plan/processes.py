@@ -121,7 +121,7 @@ def _transformers_parts(cfg: DictConfig, agents: Sequence[AgentPlan]) -> tuple[P
     rows = min(cfg.engine.max_batch_size, episodes, cfg.datamodule.max_episodes_in_flight)
     return (
         Part(name="weights", device=sum(engine_weights(one.facts, dtypes[one.agent_id]) for one in bases.values())),
-        Part(name="adapters", device=sum(_adapter_bytes(one, dtypes[one.agent_id]) for one in agents)),
+        Part(name="adapters", device=sum(_adapter_bytes(one, dtypes[one.agent_id]) for one in agents if one.trained)),
         Part(
             name="KV cache",
             device=max(rows * one.longest * kv_bytes_per_token(one.facts, dtypes[one.agent_id]) for one in agents),
@@ -136,8 +136,7 @@ def _kv_cache(cfg: DictConfig, engine: EnginePlacement, served: Sequence[AgentPl
     dtype = cfg.agents[first.agent_id].model.dtype
     if hardware.cluster.gpus:
         share = int(cfg.engine.gpu_memory_utilization * hardware.gpu_memory)
-        adapters = sum(_adapter_bytes(agent, dtype) for agent in served)
-        size = share - engine_weights(first.facts, dtype, workers) - adapters - ENGINE_WORKSPACE
+        size = share - engine_weights(first.facts, dtype, workers) - _adapter_slots(served, dtype) - ENGINE_WORKSPACE
     else:
         size = int((cfg.engine.kv_cache_gb or CPU_KV_GB) * GIB)
     return KVCache(
@@ -158,7 +157,7 @@ def _vllm_parts(
     weights = engine_weights(first.facts, dtype, len(engine.bundles))
     parts = [
         Part(name="engine weights", device=weights),
-        Part(name="adapters", device=sum(_adapter_bytes(agent, dtype) for agent in served)),
+        Part(name="adapters", device=_adapter_slots(served, dtype)),
         Part(name="KV cache", device=max(0, cache.bytes)),
         Part(name="engine workspace", device=ENGINE_WORKSPACE if on_gpu else 0),
     ]
@@ -169,6 +168,12 @@ def _vllm_parts(
     return tuple(
         part for part in (*parts, *context, Part(name="process", host=PROCESS_HOST)) if part.device or part.host
     )
+
+
+def _adapter_slots(served: Sequence[AgentPlan], dtype: str) -> int:
+    """One more than there are adapters, for requests without one, each as large as the largest."""
+    sizes = [_adapter_bytes(agent, dtype) for agent in served if agent.trained and agent.lora_parameters]
+    return (len(sizes) + 1) * max(sizes) if sizes else 0
 
 
 def _adapter_bytes(agent: AgentPlan, dtype: str) -> int:

@@ -29,6 +29,7 @@ ON_GPUS = {
     "mathchat_qwen3_4b": SETS,
     "mathchat_r1_1_5b": SETS,
     "qwen3_4b_lora_24gb": ("task.path=x",),
+    "dsbench_qwen3_4b": (),
 }
 """Experiment → what a user has to add."""
 
