@@ -38,7 +38,7 @@ def draw_plot(comparison: Comparison, file: Path) -> None:
             right.hlines(place, gain.low, gain.high, color="C1")
             right.plot(gain.value, place, "D", color="C1")
     left.set_yticks(range(len(names)), names)
-    left.invert_yaxis()
+    left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel(f"success, {comparison.split} split (95 % over seeds)")
     right.set_xlabel(f"difference from {names[0]} (95 % over problems)")
     figure.tight_layout()

@@ -7,7 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
 
+from lightning_mappa.build import build
+from lightning_mappa.checks import check
+from lightning_mappa.config import structured
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.metrics import success_metrics
 from lightning_mappa.tasks import problem_sets
@@ -224,6 +228,43 @@ def test_nothing_but_the_problem_and_its_stratum_reaches_the_agents(tmp_path):
     rows = [{**row, "solution": "secret", "url": "secret"} for row in ROWS]
     source = MathSets(ProblemFile(write(tmp_path, rows), "aime"), fixture("amc"), selection=4)
     assert all(set(task.metadata) == {"stratum"} for split in SPLITS for task in source.tasks(split))
+
+
+# -- from a config ----------------------------------------------------------------------------------------------
+
+
+def configured(*overrides: str):
+    with initialize_config_module("lightning_mappa.conf", version_base="1.3"):
+        cfg = structured(compose("fit", overrides=list(overrides)))
+    check(cfg)
+    return build(cfg.task, "task")
+
+
+def test_files_by_config():
+    source = configured(
+        *("task=math_sets", "task.train.path=fixture/aime", "task.train.limit=6", "task.selection=2"),
+        *("task.report.path=fixture/amc", "task.report.format=amc"),
+    )
+    assert isinstance(source, MathSets)
+    assert [len(source.tasks(split)) for split in SPLITS] == [4, 2, 8]
+
+
+def test_the_hub_by_config(tmp_path):
+    write(tmp_path, ROWS[:30], "own__numbers__train.jsonl")
+    write(tmp_path, ROWS[30:], "own__numbers__test.jsonl")
+    of_split = [
+        override
+        for split in ("train", "report")
+        for override in (
+            f"task.{split}.repo=own/numbers",
+            f"task.{split}.format=aime",
+            f"task.{split}.folder={tmp_path}",
+        )
+    ]
+    source = configured("task=math_hub", "task.selection=2", *of_split)
+    assert [len(source.tasks(split)) for split in SPLITS] == [28, 2, 10]
+    with pytest.raises(ConfigError, match=r"repo has no value"):
+        configured("task=math_hub")
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------
