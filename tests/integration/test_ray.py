@@ -51,32 +51,11 @@ def same(first: Path, second: Path) -> None:
         assert untimed_lines(first, name) == untimed_lines(second, name)
 
 
-def ray_processes() -> set[int]:
-    """Of Ray, whoever started them."""
-    found = set()
-    for process in psutil.process_iter(["pid", "name", "cmdline", "status"]):
-        words = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
-        if ("raylet" in words or "gcs_server" in words or "ray::" in words) and process.info["status"] != "zombie":
-            found.add(process.info["pid"])
-    return found
-
-
-def gone(before: set[int], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not ray_processes() - before:
-            return True
-        time.sleep(0.5)
-    return False
-
-
 @pytest.mark.parametrize("model", ["tiny", "tiny_lora"])
 def test_actors_give_the_numbers_of_one_process(tmp_path, model):
-    before = ray_processes()
     run_fit(tmp_path / "local", f"model={model}")
     summary = run_fit(tmp_path / "ray", f"model={model}", *RAY)
     same(tmp_path / "local", tmp_path / "ray")
-    assert gone(before, 20)
     memory = summary["resources"]["peak_rss_gib"]
     assert {"driver", "engine", "rank 0 of agent solver"} <= memory.keys()
     assert all(value > 0.1 for value in memory.values())
@@ -145,7 +124,6 @@ def test_a_stopped_run_goes_on_elsewhere(tmp_path, local):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_driver(tmp_path, number):
-    before = ray_processes()
     folder = tmp_path / "run"
     arguments = [*SMALL, *ONE_TRAINED, *RAY, f"output_dir={folder}", "trainer.max_steps=500"]
     process = subprocess.Popen(
@@ -156,11 +134,14 @@ def test_no_process_outlives_the_driver(tmp_path, number):
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert ray_processes() - before
+    parts = psutil.Process(process.pid).children(recursive=True)
+    names = " ".join(part.name() for part in parts)
+    assert all(name in names for name in ("raylet", "gcs_server", "ray::RankWorker", "ray::Transforme")), names
     process.send_signal(number)
     code = process.wait(timeout=90)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 3)
-    assert gone(before, 30)
+    _, alive = psutil.wait_procs(parts, timeout=60)
+    assert not alive
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path):
