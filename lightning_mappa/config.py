@@ -135,7 +135,7 @@ class EngineConfig:
     """vllm: None compiles on CUDA and not on CPU, where compiling takes longer than a short run gains."""
     enable_prefix_caching: bool = True
     weight_transport: str = "object_store"
-    """How new weights reach engines: object_store, or on CUDA nccl or ipc."""
+    """How new weights reach engines: object_store, Ray's, in the memory of the host, on CUDA too."""
 
 
 @dataclass

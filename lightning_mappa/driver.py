@@ -87,7 +87,7 @@ class Driver:
 
     def _next_job(self) -> Job | None:
         job = self._board.next_job()
-        sync_s = self._board.take_sync_s()
+        sync_s = self._board.weights.take_sync_s()
         if self._updating_since is not None:
             self.record.time("update", time.monotonic() - self._updating_since - sync_s)
             self._updating_since = None
@@ -107,7 +107,7 @@ class Driver:
         start = time.monotonic()
         produced = self._result(self._order(plan, version), f"the evaluation at version {version}")
         assert produced is not None
-        sync_s = self._board.take_sync_s()
+        sync_s = self._board.weights.take_sync_s()
         self.record.time("evaluation", time.monotonic() - start - sync_s)
         self.record.time("weight_sync", sync_s)
         episodes = produced.rollout.episodes
@@ -158,7 +158,7 @@ class Driver:
         )
 
     def _order(self, plan: RolloutPlan, version: int) -> Future[Produced]:
-        return self._producer.order(plan, before=partial(self._board.serve, version))
+        return self._producer.order(plan, before=partial(self._board.weights.serve, version))
 
     def _roll_out(self, step: int) -> None:
         if self._settings.max_staleness == 0:
@@ -171,8 +171,10 @@ class Driver:
             self._stop(step)
             return
         self._coordinator_state = produced.coordinator_state
-        self.record.time("weight_sync", self._board.take_sync_s())
+        self.record.time("weight_sync", self._board.weights.take_sync_s())
         self.record.rollout(step, produced.rollout)
+        if self._settings.max_staleness == 0:
+            self._board.weights.rest()
         self._board.post_rollout(step, produced.rollout.episodes)
         self._updating_since = time.monotonic()
 

@@ -25,6 +25,7 @@ from lightning_mappa.run_folder import RunFolder, restore_random_states
 from lightning_mappa.runtime.base import Place
 from lightning_mappa.runtime.board import Board
 from lightning_mappa.runtime.place import place_for
+from lightning_mappa.runtime.served_weights import ServedWeights
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
     Environment,
@@ -114,12 +115,14 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Pl
         ledger = Ledger(trained, *ledger_settings, first_version=first_step)
         board = Board(
             ledger,
-            place.engine,
+            ServedWeights(
+                place.engine,
+                tolerances={agent_id: _tolerance(cfg, agent_id) for agent_id in ledger.trained_agents},
+                staged=place.stages_weights or cfg.runtime.max_staleness > 0,
+            ),
             place.turns,
-            tolerances={agent_id: _tolerance(cfg, agent_id) for agent_id in ledger.trained_agents},
             first_step=first_step,
             max_steps=cfg.trainer.max_steps,
-            staged=place.stages_weights or cfg.runtime.max_staleness > 0,
         )
         driver = Driver(
             settings=_driver_settings(cfg),

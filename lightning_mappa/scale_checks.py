@@ -45,24 +45,6 @@ def _check_engine(cfg: DictConfig) -> None:
             raise ConfigError(
                 f"agents.{agent_id}.model.dtype is float64, which engine=vllm cannot serve; allowed: float32, bfloat16"
             )
-    transport = engine.weight_transport
-    if transport == "object_store":
-        return
-    if cfg.trainer.accelerator == "cpu":
-        raise ConfigError(
-            f"engine.weight_transport={transport} moves weights between GPUs, but trainer.accelerator is cpu; "
-            "set engine.weight_transport=object_store"
-        )
-    if transport == "ipc" and not runtime.colocate:
-        raise ConfigError(
-            "engine.weight_transport=ipc needs ranks and engine on one GPU; set runtime.colocate=true or "
-            "engine.weight_transport=nccl"
-        )
-    if transport == "nccl" and runtime.colocate:
-        raise ConfigError(
-            "engine.weight_transport=nccl cannot have two members on one GPU, but runtime.colocate is true; "
-            "set engine.weight_transport=ipc"
-        )
 
 
 def _check_runtime(cfg: DictConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -79,4 +79,15 @@ class Engine(Protocol):
 
     def context_length(self, agent_id: str) -> int:
         """Most tokens that prompt and response may have together."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can lend its GPU memory to a Trainer between two rollouts."""
+
+    def sleep_all(self) -> None: ...
+
+    def wake_all(self, tags: Sequence[str]) -> None:
+        """`weights` before they are updated, `kv_cache` after it: the two are then never both twice in memory."""
         ...

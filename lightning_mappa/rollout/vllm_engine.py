@@ -208,6 +208,16 @@ class VLLMEngine:
         self._find(agent_id)
         self._wait(self._all(agent_id, "wake", tags))
 
+    def sleep_all(self) -> None:
+        """`sleep` of every group."""
+        for seats in self._groups():
+            self.sleep(next(iter(seats.group.agents)))
+
+    def wake_all(self, tags: Sequence[str]) -> None:
+        """`wake` of every group."""
+        for seats in self._groups():
+            self.wake(next(iter(seats.group.agents)), tags)
+
     async def _all(self, agent_id: str, method: str, *args: Any) -> None:
         await asyncio.gather(*(replica.ask(method, *args) for replica in self._find(agent_id).replicas))
 

@@ -35,7 +35,7 @@ class Place(Protocol):
 
     @property
     def stages_weights(self) -> bool:
-        """Whether pushed weights wait for `Board.serve` at staleness 0 as well; see `Board`."""
+        """Whether pushed weights wait for `ServedWeights.serve` at staleness 0 as well; see `ServedWeights`."""
         ...
 
     def prepare(self) -> None:

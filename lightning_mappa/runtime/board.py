@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from torch import Tensor
-
-from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
 from lightning_mappa.errors import RunEnded
-from lightning_mappa.rollout.engine import Engine
-from lightning_mappa.rollout.fingerprint import Fingerprint, check_fingerprints
 from lightning_mappa.rollout.ledger import Ledger
-from lightning_mappa.types import ActionKey, Experience, ScoredEpisode
+from lightning_mappa.runtime.served_weights import ServedWeights
+from lightning_mappa.types import ScoredEpisode
 
 DRIVER = "the driver"
 """With a space: an agent may well be called `driver`."""
@@ -67,23 +62,20 @@ class Board:
 
     Args:
         turns: how the run's parts take turns.
-        tolerances: by trained agent, see `check_fingerprints`.
-        staged: whether pushed weights wait for `serve`; else they go into the engine at once.
+        weights: what the engine serves of the agents.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        engine: Engine,
+        weights: ServedWeights,
         turns: Turns,
         *,
-        tolerances: Mapping[str, float],
         first_step: int,
         max_steps: int,
-        staged: bool = False,
     ) -> None:
         self.ledger = ledger
-        self.engine = engine
+        self.weights = weights
         self.turns = turns
         self.first_step = first_step
         self.max_steps = max_steps
@@ -93,10 +85,6 @@ class Board:
         """By who failed, the first first."""
         self.on_failure: Callable[[], object] = lambda: None
         """Called with the first error: ends work that does not wait here."""
-        self._sync_s = 0.0
-        self._tolerances = tolerances
-        self._keeps = staged
-        self._staged: dict[int, dict[str, PushedWeights]] = {}
         self._wants: dict[str, Job] = {}
         self._boundary = first_step - 1
         self._checkpoint_folder: Path | None = None
@@ -196,35 +184,6 @@ class Board:
     def part_saved(self, agent_id: str) -> None:
         self._saved.add(agent_id)
 
-    def push(self, agent_id: str, pushed: PushedWeights) -> None:
-        """Takes weights of an agent's next version: for the engine at once, or for when their rollout is due."""
-        if self._keeps:
-            self._staged.setdefault(pushed.version, {})[agent_id] = pushed.kept()
-        else:
-            self._serve({agent_id: pushed})
-        self.ledger.record_sync(agent_id, pushed.version)
-
-    def serve(self, version: int) -> None:
-        """Puts what was staged as `version` into the engine, every agent at once. Only between two rollouts."""
-        self._serve(self._staged.pop(version, {}))
-
-    def take_sync_s(self) -> float:
-        """Seconds of weight sync since the last call."""
-        seconds, self._sync_s = self._sync_s, 0.0
-        return seconds
-
-    def _serve(self, pushed: Mapping[str, PushedWeights]) -> None:
-        start = time.monotonic()
-        with ThreadPoolExecutor(max_workers=max(1, len(pushed))) as pool:
-            list(pool.map(self._update, pushed, pushed.values()))
-        self._sync_s += time.monotonic() - start
-
-    def _update(self, agent_id: str, pushed: PushedWeights) -> None:
-        self.engine.update_weights(agent_id, pushed.version, pushed.tensors)
-        own = pushed.fingerprint
-        served = self.engine.fingerprints(agent_id, own.prompt_ids, own.token_ids)
-        check_fingerprints(agent_id, pushed.version, own, served, self._tolerances[agent_id])
-
     def fail(self, name: str, error: BaseException) -> None:
         """Breaks the run off: every wait ends, and the runtime raises the first error."""
         first = not self.errors
@@ -236,74 +195,3 @@ class Board:
         first = next(iter(self.errors.values()), None)
         if first is not None:
             raise first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushedWeights:
-    """One agent's trained tensors of one policy version."""
-
-    version: int
-    tensors: Any
-    """What the engine's `update_weights` takes: a mapping of tensors, or a handle on tensors elsewhere."""
-    fingerprint: Fingerprint
-
-    def kept(self) -> PushedWeights:
-        """The same, independent of the trainer's memory."""
-        if not isinstance(self.tensors, Mapping):
-            return self
-        copies = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        return PushedWeights(version=self.version, tensors=copies, fingerprint=self.fingerprint)
-
-
-class BoardLink:
-    """One agent's line to a `Board`; see `runtime.base.AgentLink`."""
-
-    def __init__(self, board: Board, agent_id: str) -> None:
-        self._board = board
-        self.agent_id = agent_id
-        self.first_step = board.first_step
-        self.max_steps = board.max_steps
-
-    def checkpoint_path(self, version: int) -> Path | None:
-        self._board.ask(self.agent_id, Job("boundary", version))
-        return self._board.checkpoint_part(self.agent_id)
-
-    def checkpoint_saved(self, version: int) -> None:
-        self._board.part_saved(self.agent_id)
-        self._board.ask(self.agent_id, Job("publish", version))
-
-    def experience(self, step: int) -> Sequence[Experience]:
-        self._board.ask(self.agent_id, Job("rollout", step))
-        if not self._board.is_open(step):
-            raise RunEnded(f"the run ended before step {step}")
-        return self._board.ledger.experiences(step, self.agent_id)
-
-    def exchange(
-        self, step: int, stats: Mapping[ActionKey, ActionStats], kl_coef: float
-    ) -> Mapping[ActionKey, ActionCredit]:
-        ledger = self._board.ledger
-        ledger.post(step, self.agent_id, stats, kl_coef)
-        self._board.wait(self.agent_id, ledger.posted, f"the credit of step {step}")
-        return ledger.credits_of(step, self.agent_id)
-
-    def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._board.ledger.report(step, self.agent_id, metrics)
-
-    def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
-        self.push_stored(version, dict(tensors), fingerprint)
-
-    def push_stored(self, version: int, tensors: Any, fingerprint: Fingerprint) -> None:
-        """`push_weights` with whatever the engine's `update_weights` takes."""
-        self._board.push(self.agent_id, PushedWeights(version=version, tensors=tensors, fingerprint=fingerprint))
-
-    def evaluation(self, version: int) -> Mapping[str, float]:
-        self._board.ask(self.agent_id, Job("evaluate", version))
-        return self._board.evaluations[version]
-
-    def leave(self, error: BaseException | None = None) -> None:
-        board = self._board
-        if error is not None and not isinstance(error, RunEnded):
-            board.fail(self.agent_id, error)
-        board.ledger.leave(self.agent_id)
-        step = board.ledger.step
-        board.end(-1 if step is None else step.number)

@@ -17,7 +17,6 @@ from lightning_mappa.runtime.ray_cluster import RayCluster
 from lightning_mappa.runtime.remote_engine import RemoteTransformersEngine, TransformersWorker
 from lightning_mappa.system import torch_threads
 
-
 REQUESTS = 8192
 """Most that one vLLM engine's actor takes at a time; it queues them itself."""
 

@@ -15,7 +15,8 @@ from lightning_mappa.agent_trainer import AgentParts, agent_parts, train_agent
 from lightning_mappa.agents import load_agents
 from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.run_folder import RunFolder
-from lightning_mappa.runtime.board import DRIVER, Board, BoardLink
+from lightning_mappa.runtime.board import DRIVER, Board
+from lightning_mappa.runtime.board_link import BoardLink
 from lightning_mappa.runtime.turn import Turn
 from lightning_mappa.system import build_engine
 

@@ -11,7 +11,8 @@ from typing import Any
 import ray
 
 from lightning_mappa.errors import MappaError, RankLost, RunEnded
-from lightning_mappa.runtime.board import DRIVER, Board, BoardLink
+from lightning_mappa.runtime.board import DRIVER, Board
+from lightning_mappa.runtime.board_link import BoardLink
 from lightning_mappa.runtime.remote_link import Answer, Call, Ended
 
 POLL_S = 5.0

@@ -19,7 +19,6 @@ from lightning_mappa.rollout.fingerprint import ServedFingerprint
 from lightning_mappa.rollout.wave import WaveScheduler
 from lightning_mappa.runtime.weight_transport import StoredWeights, unpack
 
-
 START_S = 600.0
 
 

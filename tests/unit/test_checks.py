@@ -99,20 +99,6 @@ def test_a_name_that_no_option_has_is_refused(composed: DictConfig, key: str):
             "agents.verifier.model.dtype is float64, which engine=vllm cannot serve",
         ),
         ({"engine__gpu_memory_utilization": 1.0}, "engine.gpu_memory_utilization is 1.0; allowed: above 0 and below 1"),
-        ({"engine__weight_transport": "nccl"}, "weight_transport=nccl moves weights between GPUs, .* is cpu; set"),
-        (
-            {"engine__weight_transport": "ipc", "trainer__accelerator": "cuda"},
-            "engine.weight_transport=ipc needs ranks and engine on one GPU; set runtime.colocate=true",
-        ),
-        (
-            {
-                "engine__weight_transport": "nccl",
-                "trainer__accelerator": "cuda",
-                "runtime__name": "ray",
-                "runtime__colocate": True,
-            },
-            "nccl cannot have two members on one GPU.*; set engine.weight_transport=ipc",
-        ),
         (
             {"runtime__name": "ray", "runtime__colocate": True},
             "runtime.colocate=true shares GPUs, but runtime is ray and trainer.accelerator is cpu",

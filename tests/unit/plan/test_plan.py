@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 from rich.console import Console
 
+from lightning_mappa import cli
 from lightning_mappa.checks import check
 from lightning_mappa.config import structured
 from lightning_mappa.errors import ConfigError
@@ -24,7 +26,7 @@ SETS = ("task.train.path=x", "task.report.path=x")
 PAPER = ("experiment=mathchat_qwen3_4b", *SETS)
 R1 = ("experiment=mathchat_r1_1_5b", *SETS)
 APART = (
-    *("runtime.colocate=false", "engine.weight_transport=nccl"),
+    *("runtime.colocate=false"),
     *("agents.solver.devices=1", "agents.executor.devices=1", "agents.verifier.devices=1"),
 )
 VLLM = ("runtime=ray", "engine=vllm")
@@ -105,7 +107,7 @@ def test_what_is_shown_has_every_part():
         ((*PAPER, "plan.gpus_per_node=0"), r"there is no GPU to plan for: set plan.gpus_per_node and"),
         ((*PAPER, "agents.solver.tensor_parallel_size=3"), r"agents.solver.devices is 2 and .* is 6: set them alike"),
         (
-            (*PAPER, "runtime.colocate=false", "engine.weight_transport=nccl", "engine.tensor_parallel_size=3"),
+            (*PAPER, "runtime.colocate=false", "engine.tensor_parallel_size=3"),
             r"needs 24 GPUs and there are 8 .*or set runtime.colocate=true",
         ),
         (
@@ -191,3 +193,21 @@ def test_frozen_agents_have_no_trainer_and_share_an_engine():
     owners = [one.owner for one in make_plan(cfg).processes]
     assert owners == ["solver, rank 0", "engine 0 of solver", "engine 0 of executor, verifier"]
     assert re.search(r"executor .*frozen", shown(make_plan(cfg)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [((), 0), (("trainer.accelerator=gpu", "plan.gpus_per_node=0"), 2), (("agents.solver.max_new_tokens=256",), 2)],
+)
+def test_the_command_ends_with_its_exit_code_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, arguments: tuple[str, ...], code: int
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cli.FULL_ERROR, "0")
+    monkeypatch.setattr(sys, "argv", ["mappa", "plan", "plan.json=true", "+model.context_length=256", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == code
+    out = capsys.readouterr()
+    assert out.err.startswith("mappa: ") if code else json.loads(out.out)["possible"]
+    assert list(tmp_path.iterdir()) == []

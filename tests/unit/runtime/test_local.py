@@ -8,6 +8,7 @@ from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.rollout.ledger import Ledger, RewardSettings
 from lightning_mappa.runtime.board import DRIVER, Board
 from lightning_mappa.runtime.local import run_threads
+from lightning_mappa.runtime.served_weights import ServedWeights
 from lightning_mappa.runtime.turn import Turn
 from lightning_mappa.testing import ScriptedEngine, char_tokenizer
 
@@ -19,8 +20,8 @@ def make_board(max_steps: int = 1) -> Board:
     ledger = Ledger(dict.fromkeys(AGENTS, True), CreditSettings(), RewardSettings())
     engine = ScriptedEngine(lambda request, prompt: "", char_tokenizer())
     turns = Turn((DRIVER, *AGENTS), deadline_s=10.0)
-    tolerances = dict.fromkeys(AGENTS, 1e-3)
-    return Board(ledger, engine, turns, tolerances=tolerances, first_step=0, max_steps=max_steps)
+    weights = ServedWeights(engine, dict.fromkeys(AGENTS, 1e-3))
+    return Board(ledger, weights, turns, first_step=0, max_steps=max_steps)
 
 
 def run_to_the_first_boundary(body, folder, published):
