@@ -89,9 +89,9 @@ def majority(samples: Sequence[Sample]) -> float:
 
 
 def task_values(samples: Samples, k: int) -> dict[str, dict[str, float]]:
-    """Figure → task id → its value there: `mean@k`, `pass@j` for j = 1, 2, 4 … and k, and `maj@k`.
+    """Figure → task id → its value there: `mean@k`, `pass@j` for j = 2, 4 … and k, and `maj@k`.
 
-    A figure with a j is there for the tasks of which at least j samples were graded, `maj@k` for those with k.
+    (`pass@1` would be `mean@k`, for another test to correct for.) A figure with a j is there for the tasks of which at least j samples were graded, `maj@k` for those with k.
     With k = 1 the one figure is `success`.
     """
     graded = {task: group for task, group in samples.items() if group}
@@ -99,7 +99,7 @@ def task_values(samples: Samples, k: int) -> dict[str, dict[str, float]]:
     if k == 1:
         return {"success": means}
     values = {f"mean@{k}": means}
-    for j in sorted({*(2**power for power in range(k.bit_length()) if 2**power <= k), k}):
+    for j in sorted({*(2**power for power in range(1, k.bit_length()) if 2**power <= k), k}):
         values[f"pass@{j}"] = {
             task: pass_at_k(len(group), _right(group), j) for task, group in graded.items() if len(group) >= j
         }

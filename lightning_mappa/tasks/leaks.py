@@ -16,6 +16,7 @@ N = 8
 MAX_CONTAINMENT = 0.5
 SHOWN = 20
 _WORD = re.compile(r"[^\W_]+")
+_WORD_OR_SIGN = re.compile(r"[^\W_]+|[-+*/=<>^|%]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Fingerprint:
     text: int
     """Of the normalised text."""
     grams: frozenset[int]
-    """Of every run of `N` words; of the whole text where it has fewer."""
+    """Of every run of `N` words and numbers; of the normalised text where it has fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +45,14 @@ class Leak:
 
 
 def normalised(text: str) -> str:
-    """Its words and numbers in lower case: layout, punctuation and LaTeX's signs do not make another problem."""
-    return " ".join(_WORD.findall(text.casefold()))
+    """Words, numbers and signs of operations in lower case: layout, punctuation and LaTeX make no other problem."""
+    return " ".join(_WORD_OR_SIGN.findall(text.casefold()))
 
 
 def fingerprint(text: str) -> Fingerprint:
-    words = normalised(text).split()
-    runs = [" ".join(words[i : i + N]) for i in range(max(1, len(words) - N + 1))]
-    return Fingerprint(text=_hash(" ".join(words)), grams=frozenset(map(_hash, runs)))
+    words = _WORD.findall(text.casefold())
+    runs = [" ".join(words[i : i + N]) for i in range(len(words) - N + 1)] or [normalised(text)]
+    return Fingerprint(text=_hash(normalised(text)), grams=frozenset(map(_hash, runs)))
 
 
 def find_leaks(

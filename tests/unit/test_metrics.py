@@ -102,7 +102,6 @@ def test_figures_of_four_samples():
     assert metrics == pytest.approx(
         {
             "mean@4": (2 / 4 + 1 / 4 + 1) / 3,
-            "pass@1": (2 / 4 + 1 / 4 + 1) / 3,
             "pass@2": ((1 - 1 / 6) + (1 - 3 / 6)) / 2,  # c has one sample
             "pass@4": 1.0,
             "maj@4": 0.5,
@@ -110,7 +109,6 @@ def test_figures_of_four_samples():
         }
     )
     assert [name for name in repeated_sampling_metrics(samples, 3) if name.startswith("pass")] == [
-        "pass@1",
         "pass@2",
         "pass@3",
     ]
