@@ -45,8 +45,9 @@ class Producer:
         return self._submit(self._produce(plan, before))
 
     def drop(self) -> None:
-        """Cancels what is ordered and under way. From any thread; returns at once."""
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        """Cancels what is ordered and under way. From any thread; returns at once. Once closed there is nothing."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel_all)
 
     def close(self) -> None:
         """Drops everything and ends the thread. Closing twice is fine."""
