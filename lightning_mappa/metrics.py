@@ -91,8 +91,9 @@ def majority(samples: Sequence[Sample]) -> float:
 def task_values(samples: Samples, k: int) -> dict[str, dict[str, float]]:
     """Figure → task id → its value there: `mean@k`, `pass@j` for j = 2, 4 … and k, and `maj@k`.
 
-    (`pass@1` would be `mean@k`, for another test to correct for.) A figure with a j is there for the tasks of which at least j samples were graded, `maj@k` for those with k.
-    With k = 1 the one figure is `success`.
+    A figure with a j is there for the tasks of which at least j samples were graded, `maj@k` for those with k.
+    `pass@1` is left out: it is `mean@k`, and would be one more test to correct for. With k = 1 the one figure is
+    `success`.
     """
     graded = {task: group for task, group in samples.items() if group}
     means = {task: fmean(sample.outcome for sample in group) for task, group in graded.items()}
