@@ -28,6 +28,7 @@ class RunFolder:
     transcripts/          step-NNNNNN.jsonl, selection-NNNNNN.jsonl, report-initial.jsonl, report-selected.jsonl
     metrics.jsonl         a line per rollout step
     coach_calls.jsonl     a line per call of a coach that is paid for
+    recoach-<name>.json   what `mappa recoach` found; its coach's calls are in recoach-<name>/
     checkpoints/          step-NNNNNN/: a part per agent, run.json, manifest.json
     agents/<agent>/       what the agent's Trainer and loggers write; selected weights
     export/<agent>/       a Hugging Face folder or PEFT adapter, with tokenizer
