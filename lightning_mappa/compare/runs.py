@@ -18,7 +18,7 @@ from lightning_mappa.run_folder import RunFolder
 NO_PART_OF_A_CONDITION = frozenset(
     {
         *("seed", "output_dir", "run", "resume", "inputs", "optimized_metric", "n_cases", "held_out"),
-        *("plan", "export", "recoach", "hydra"),
+        *("plan", "export", "recoach", "hydra", "logger"),
         *("trainer.enable_progress_bar", "runtime.num_threads", "datamodule.report_limit"),
     }
 )
@@ -68,8 +68,15 @@ def load_runs(folders: Sequence[Path]) -> list[RunResult]:
 
 
 def flat_condition(config: DictConfig) -> dict[str, Any]:
-    plain = OmegaConf.to_container(config, resolve=True)
-    return dict(_leaves(plain, ""))
+    """Paths in the run's own folder are the same in every run."""
+    own = config.get("output_dir")
+    leaves = dict(_leaves(OmegaConf.to_container(config, resolve=True), ""))
+    if not own:
+        return leaves
+    return {
+        key: value.replace(own, "<run folder>", 1) if isinstance(value, str) and value.startswith(own) else value
+        for key, value in leaves.items()
+    }
 
 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -85,6 +92,9 @@ def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
 def _load(path: Path, split: SplitRead) -> RunResult:
     folder = RunFolder.open(path)
     config = folder.config()
+    summary = read_json(folder.summary) if folder.summary.exists() else {"status": "under way"}
+    if summary["status"] != "done":
+        raise ConfigError(f"{path} is not finished ({summary['status']}): finish it by resume={path}, or leave it out")
     if split == "report":
         initial, selected = (folder.transcripts / f"report-{name}.jsonl" for name in ("initial", "selected"))
     else:

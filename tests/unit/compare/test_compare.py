@@ -55,7 +55,7 @@ def write_run(path: Path, *, seed: int, initial: int, selected: int, report: boo
         write_transcript(path / "transcripts" / name, episodes(outcomes, seed), step=0, split="report")
     if report:
         (path / "test.json").write_text("{}")
-    (path / "summary.json").write_text(json.dumps({"selected_version": 4}))
+    (path / "summary.json").write_text(json.dumps({"status": "done", "selected_version": 4}))
     return path
 
 
@@ -144,9 +144,21 @@ def test_several_samples_of_a_problem_count_once(tmp_path):
 
 
 def test_how_a_run_was_made_makes_no_other_condition(tmp_path):
-    one = write_run(tmp_path / "a", seed=0, initial=4, selected=8, runtime={"num_threads": 1})
-    two = write_run(tmp_path / "b", seed=1, initial=4, selected=8, runtime={"num_threads": 2}, resume="x")
+    one, two = tmp_path / "a", tmp_path / "b"
+    for seed, path in enumerate((one, two)):
+        write_run(
+            path,
+            seed=seed,
+            initial=4,
+            selected=8,
+            runtime={"num_threads": seed},
+            resume=f"x{seed}",
+            logger={"csv": {"save_dir": f"{path}/csv"}},
+            callbacks={"mine": {"folder": f"{path}/mine"}},
+        )
     assert len(compared([one, two]).groups) == 1
+    three = write_run(tmp_path / "c", seed=2, initial=4, selected=8, callbacks={"mine": {"folder": "/other"}})
+    assert len(compared([one, two, three]).groups) == 2
 
 
 def test_a_sweep_is_compared_as_a_whole(tmp_path):
@@ -219,6 +231,12 @@ def test_mistakes_are_named(runs, tmp_path):
     with pytest.raises(ConfigError, match=r"a0 and .*again are the same config with the same seed"):
         compare([str(runs[0]), str(again)])
     (again / "test.json").unlink()
-    (again / "summary.json").write_text('{"selected_version": null}')
+    (again / "summary.json").write_text('{"status": "done", "selected_version": null}')
     with pytest.raises(ConfigError, match="has selected no weights"):
+        compare([str(again)])
+    (again / "summary.json").write_text('{"status": "preempted", "selected_version": 0}')
+    with pytest.raises(ConfigError, match=r"again is not finished \(preempted\): finish it by resume="):
+        compare([str(again)])
+    (again / "summary.json").unlink()
+    with pytest.raises(ConfigError, match=r"again is not finished \(under way\)"):
         compare([str(again)])
