@@ -43,7 +43,7 @@ def source() -> Iterator[Tables]:
 @pytest.fixture(scope="module")
 def tool() -> Iterator[PythonTool]:
     """With the sandbox of this machine, warm where it can be."""
-    settings: dict[str, Any] = {"wall_s": 12.0, "cpu_s": 20, "memory_mb": 2048}
+    settings: dict[str, Any] = {"wall_s": 60.0, "cpu_s": 10, "memory_mb": 2048}
     tool = PythonTool(warm=MODULES, **settings)
     try:
         tool.check()
