@@ -9,6 +9,7 @@ import pytest
 from lightning_mappa import evaluate
 from lightning_mappa.errors import ConfigError
 from tests.integration.conftest import run_fit, small_config
+from tests.packages import needs
 
 
 def test_fit_validate_and_test_agree_on_several_samples(tmp_path, capsys):
@@ -34,3 +35,22 @@ def test_fit_validate_and_test_agree_on_several_samples(tmp_path, capsys):
     (folder / "test.json").unlink()
     with pytest.raises(ConfigError, match="has been read already"):
         evaluate.test(cfg)
+
+
+@needs("math_verify")
+def test_figures_over_shipped_examples_are_named_after_them(tmp_path, capsys):
+    sets = (
+        *("task=math_sets", "task.train.path=fixture/gsm8k", "task.train.format=gsm8k", "task.selection=3"),
+        *("task.report.path=fixture/math", "task.report.format=math"),
+    )
+    folder = tmp_path / "run"
+    run_fit(folder, *sets, "trainer.max_steps=1", "datamodule.val_limit=3")
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["val"]
+    assert line["fixture"] == 1.0
+    assert "success/fixture/gsm8k" in line
+    result = evaluate.test(small_config(tmp_path / "other", *sets, f"+run={folder}"))
+    assert result["n"] == 8
+    assert {name for name in result["initial_by_kind"] if name.startswith("success/")} == {
+        f"success/fixture/math/{level}" for level in (1, 2, 3, 4)
+    }
+    assert "report split (fixture/math/1, fixture/math/2" in capsys.readouterr().out
