@@ -60,7 +60,8 @@ class Table:
     about: str
     """What the rows are, in a sentence or two."""
     columns: Mapping[str, Sequence[Cell]]
-    """In order; None is a missing value. Without the id column, ids are counted from 1."""
+    """In order; None is a missing value. Without the id column, ids are counted from 1. Of a pandas frame it is
+    `frame.to_dict("list")`."""
     spec: TableSpec
     meanings: Mapping[str, str] = field(default_factory=dict)
     """What a column holds."""
@@ -73,7 +74,7 @@ class Table:
                 f"table {self.name}: columns have {sorted(lengths)} rows and lack {missing}; every column needs as"
                 " many rows as the others, at least one, and the targets are among them"
             )
-        if any(cell is None for target in self.spec.targets for cell in self.columns[target]):
+        if any(_is_gap(cell) for target in self.spec.targets for cell in self.columns[target]):
             raise ConfigError(f"table {self.name}: a target is missing in some row; leave such rows out")
 
     @property
@@ -160,9 +161,14 @@ def _write(file: Path, names: Sequence[str], columns: Mapping[str, Sequence[Cell
 
 
 def _text(cell: Cell) -> str:
-    if cell is None:
+    if _is_gap(cell):
         return ""
-    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+    return repr(float(cell)).removesuffix(".0") if isinstance(cell, float) else str(cell)
+
+
+def _is_gap(cell: object) -> bool:
+    """None, and what numpy and pandas have in its place; the word `nan` in a text is a word."""
+    return not isinstance(cell, str) and str(cell) in ("None", "nan", "NaT", "<NA>")
 
 
 def _add_text(root: Path, table: Table, features: Sequence[str], split: Split | None, kind: str) -> None:

@@ -82,9 +82,9 @@ def test_a_table_is_cut_into_what_the_team_gets_and_what_it_never_sees(tmp_path)
     # A quarter of every class: 10, 10 and 20 rows of them.
     assert Counter(row["y"] for row in truth) == {"a": 2, "b": 2, "c": 5}
     # Every row is where it was: y follows from x, and the order of rows says nothing of it.
-    labels = {f"{x:.6g}": y for x, y in zip(table().columns["x"], table().columns["y"], strict=True)}
-    assert all(labels[row["x"]] == row["y"] for row in train)
-    assert all(labels[row["x"]] == known["y"] for row, known in zip(test, truth, strict=True))
+    labels = dict(zip(table().columns["x"], table().columns["y"], strict=True))
+    assert all(labels[float(row["x"])] == row["y"] for row in train)
+    assert all(labels[float(row["x"])] == known["y"] for row, known in zip(test, truth, strict=True))
     assert [float(row["x"]) for row in train] != sorted(float(row["x"]) for row in train)
     assert {row["gap"] for row in train} >= {""}
 
@@ -109,6 +109,27 @@ def test_the_same_seed_gives_the_same_files_and_no_task_is_written_over(tmp_path
 def test_a_table_that_makes_no_task(columns):
     with pytest.raises(ConfigError, match="table t: "):
         table(columns=columns)
+
+
+def test_a_frame_comes_back_as_it_was(tmp_path):
+    pd = pytest.importorskip("pandas")
+    days = pd.to_datetime(["2024-01-02", None, "2024-01-04", "2024-01-05"] * 4)
+    frame = pd.DataFrame({"number": [1234567.891, None, 1e-9, -3.0] * 4, "day": days, "flag": [True, False] * 8})
+    frame["count"] = pd.array([1, None, 3, 4] * 4, dtype="Int64")
+    frame["text"], frame["y"] = ["nan", "a,b", 'say "hi"', None] * 4, range(16)
+    columns = frame.to_dict("list")
+    build_task(tmp_path, table(columns=columns, spec=TableSpec(id_column="id", targets=("y",), metric="mae")), seed=0)
+    public, hidden = tmp_path / "data_resplit" / "t", tmp_path / "answers" / "t" / "test_answer.csv"
+    read = {row["y"]: row for row in rows(public / "train.csv")}
+    read |= {known["y"]: row for row, known in zip(rows(public / "test.csv"), rows(hidden), strict=True)}
+    assert [[read[str(y)][name] for name in ("number", "day", "flag", "count", "text")] for y in range(4)] == [
+        ["1234567.891", "2024-01-02 00:00:00", "True", "1", "nan"],
+        ["", "", "False", "", "a,b"],
+        ["1e-09", "2024-01-04 00:00:00", "True", "3", 'say "hi"'],
+        ["-3", "2024-01-05 00:00:00", "False", "4", ""],
+    ]
+    with pytest.raises(ConfigError, match="a target is missing in some row"):
+        table(columns={"x": [1, 2], "y": [1.0, float("nan")]})
 
 
 def test_samples_of_every_form_are_valid_submissions(tmp_path, workspace):
