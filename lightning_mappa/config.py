@@ -150,7 +150,7 @@ class RuntimeConfig:
     address: str | None = None
     """ray: the cluster to join (`auto` finds it); None starts one on this machine."""
     object_store_gb: float | None = None
-    """ray: cap of the object store of a cluster started here, in GiB; None is three times the largest payload."""
+    """ray: cap of the object store of a cluster started here, in GiB; None is 2."""
     heartbeat_s: float = 30.0
     """ray: an engine or rank that does not answer for so long counts as dead."""
     max_restarts: int = 2

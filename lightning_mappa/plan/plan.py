@@ -22,6 +22,9 @@ from lightning_mappa.plan.processes import KVCache, Process, plan_processes
 from lightning_mappa.plan.report import as_data, show
 from lightning_mappa.system import quiet_libraries
 
+OBJECT_STORE_GB = 2.0
+"""What runtime.object_store_gb=null means."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
@@ -68,7 +71,7 @@ def make_plan(cfg: DictConfig) -> RunPlan:
         nodes=hardware.cluster.nodes,
         gpu_memory=hardware.gpu_memory,
         node_memory=hardware.node_memory,
-        object_store=_object_store(cfg, agents),
+        object_store=_object_store(cfg),
         by_turns=cfg.runtime.name == "local",
         overlap=cfg.runtime.max_staleness > 0,
     )
@@ -88,17 +91,15 @@ def make_plan(cfg: DictConfig) -> RunPlan:
         bills=tuple(coach_bills(coach, judged, max(agent.task_tokens for agent in agents))),
         sync_bytes=sum(agent.sync_bytes * engines[agent.agent_id] for agent in agents),
         problems=(*_agent_problems(cfg, agents), *_cache_problems(cfg, caches), *_memory_problems(cfg, devices)),
-        notes=tuple(_notes(cfg)),
+        notes=(*_rank_notes(cfg), *_store_notes(cfg, agents)),
     )
 
 
-def _object_store(cfg: DictConfig, agents: Sequence[AgentPlan]) -> int:
-    """Its cap; unset it is three times the largest payload, which is one agent's weights."""
-    if cfg.runtime.name != "ray":
+def _object_store(cfg: DictConfig) -> int:
+    """Its cap, in bytes; 0 for a cluster that is joined, which has set it already."""
+    if cfg.runtime.name != "ray" or cfg.runtime.address is not None:
         return 0
-    if cfg.runtime.object_store_gb is not None:
-        return int(cfg.runtime.object_store_gb * GIB)
-    return 3 * max(agent.sync_bytes for agent in agents) if cfg.engine.weight_transport == "object_store" else 0
+    return int((cfg.runtime.object_store_gb or OBJECT_STORE_GB) * GIB)
 
 
 def _agent_problems(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[str]:
@@ -118,7 +119,7 @@ def _agent_problems(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[st
             )
 
 
-def _notes(cfg: DictConfig) -> Iterator[str]:
+def _rank_notes(cfg: DictConfig) -> Iterator[str]:
     mini_batch = cfg.algorithm.mini_batch_size
     for agent_id, agent in cfg.agents.items():
         if agent.trained and mini_batch >= agent.devices and mini_batch % agent.devices:
@@ -126,6 +127,18 @@ def _notes(cfg: DictConfig) -> Iterator[str]:
                 f"agents.{agent_id}.devices={agent.devices} does not divide algorithm.mini_batch_size={mini_batch}: "
                 "ranks wait for one another in every mini-batch"
             )
+
+
+def _store_notes(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[str]:
+    """The weights that are served are kept for engines that have to be started again, while new ones arrive."""
+    versions = 2 + cfg.runtime.max_staleness
+    needed = versions * sum(agent.sync_bytes for agent in agents)
+    store = _object_store(cfg)
+    if store < needed and cfg.runtime.name == "ray" and cfg.runtime.address is None:
+        yield (
+            f"{versions} versions of all agents' weights take {needed / GIB:.1f} GiB, of which Ray keeps on disk what "
+            f"its object store of {store / GIB:.1f} does not hold: set runtime.object_store_gb={math.ceil(needed / GIB)}"
+        )
 
 
 def _cache_problems(cfg: DictConfig, caches: Sequence[KVCache]) -> Iterator[str]:

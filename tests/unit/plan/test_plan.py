@@ -26,7 +26,7 @@ SETS = ("task.train.path=x", "task.report.path=x")
 PAPER = ("experiment=mathchat_qwen3_4b", *SETS)
 R1 = ("experiment=mathchat_r1_1_5b", *SETS)
 APART = (
-    *("runtime.colocate=false"),
+    "runtime.colocate=false",
     *("agents.solver.devices=1", "agents.executor.devices=1", "agents.verifier.devices=1"),
 )
 VLLM = ("runtime=ray", "engine=vllm")
@@ -180,12 +180,21 @@ def test_in_one_process_trainers_update_by_turns_and_agents_with_adapters_share_
     assert adapters.sync_bytes == 3 * 4 * adapters.agents[0].lora_parameters
 
 
-def test_a_cluster_started_here_has_room_for_three_payloads():
+def test_a_cluster_started_here_is_asked_to_hold_two_versions_of_all_weights():
+    """3 agents x 2 versions x 4 bytes x 134,515,008 weights: 3.006 GiB; half as much more with a third version."""
     cfg = composed(*VLLM, "model=smollm2")
-    held = {one.part: one.bytes for one in make_plan(cfg).devices[0].holdings}
-    assert held["object store"] == 3 * 4 * 134_515_008
-    cfg.runtime.object_store_gb = 1.0
-    assert {one.part: one.bytes for one in make_plan(cfg).devices[0].holdings}["object store"] == GIB
+    planned = make_plan(cfg)
+    assert {one.part: one.bytes for one in planned.devices[0].holdings}["object store"] == 2 * GIB
+    assert len(planned.notes) == 1
+    assert re.search(r"2 versions .* take 3.0 GiB, .* store of 2.0 .*: set runtime.object_store_gb=4", planned.notes[0])
+    cfg.runtime.object_store_gb = 4.0
+    assert make_plan(cfg).notes == ()
+    cfg.runtime.max_staleness = 1
+    assert "3 versions of all agents' weights take 4.5 GiB" in make_plan(cfg).notes[0]
+    cfg.runtime.address = "auto"
+    joined = make_plan(cfg)
+    assert joined.notes == ()
+    assert "object store" not in {one.part for one in joined.devices[0].holdings}
 
 
 def test_frozen_agents_have_no_trainer_and_share_an_engine():
