@@ -134,10 +134,11 @@ def _store_notes(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[str]:
     versions = 2 + cfg.runtime.max_staleness
     needed = versions * sum(agent.sync_bytes for agent in agents)
     store = _object_store(cfg)
+    room = math.ceil(needed / GIB)
     if store < needed and cfg.runtime.name == "ray" and cfg.runtime.address is None:
         yield (
             f"{versions} versions of all agents' weights take {needed / GIB:.1f} GiB, of which Ray keeps on disk what "
-            f"its object store of {store / GIB:.1f} does not hold: set runtime.object_store_gb={math.ceil(needed / GIB)}"
+            f"its object store of {store / GIB:.1f} does not hold: set runtime.object_store_gb={room}"
         )
 
 
