@@ -97,31 +97,23 @@ def throughput(engine: VLLMEngine, group: EngineGroup, args: argparse.Namespace)
     environment = {"env_vars": server_environment(group)}
     bare: Any = ray.remote(BareVLLM).options(num_cpus=1, runtime_env=environment).remote(group)
 
+    def bare_run(requests: Sequence[GenerationRequest], log_probs: bool) -> tuple[float, int]:
+        answer: tuple[float, int] = ray.get(bare.generate.remote(requests, log_probs))
+        return answer
+
     def round_of(number: int) -> tuple[float, float, float]:
         """tok/s of ours, of bare vLLM with log-probs as we need them, and of bare vLLM without."""
         requests = requests_of(number, args.batch, args.new, args.vocab_size)
-        speeds = []
+        others = requests_of(number + 10_000, args.batch, args.new, args.vocab_size)
         # Whoever goes first in one pair goes last in the next.
-        sides = [
-            lambda: ours(engine, requests),
-            lambda: ray.get(bare.generate.remote(requests, True)),
-            lambda: ray.get(
-                bare.generate.remote(
-                    [
-                        replace(one, seed=one.seed + 1)
-                        for one in requests_of(number + 10_000, args.batch, args.new, args.vocab_size)
-                    ],
-                    False,
-                )
-            ),
-        ]
-        order = [0, 1, 2] if number % 2 else [1, 0, 2]
-        measured = {i: sides[i]() for i in order}
-        for i in range(3):
-            seconds, tokens = measured[i]
-            assert tokens == args.batch * args.new, f"{tokens} tokens"
-            speeds.append(tokens / seconds)
-        return speeds[0], speeds[1], speeds[2]
+        if number % 2:
+            first, second = ours(engine, requests), bare_run(requests, True)
+        else:
+            second, first = bare_run(requests, True), ours(engine, requests)
+        runs = (first, second, bare_run(others, False))
+        assert all(tokens == args.batch * args.new for _, tokens in runs), runs
+        mine, theirs, without = (tokens / seconds for seconds, tokens in runs)
+        return mine, theirs, without
 
     round_of(0)
     rounds = [round_of(number) for number in range(1, args.pairs + 1)]

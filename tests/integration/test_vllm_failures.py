@@ -79,14 +79,14 @@ def signal_first(engine: VLLMEngine, number: signal.Signals) -> Callable[[], obj
 
 def test_engines_that_die_and_hang_are_replaced_and_nothing_is_lost(path: str) -> None:
     """Killed, then stopped, then killed once more: two restarts are allowed and the third is not made."""
-    engine = VLLMEngine([group(path, num_engines=2)], heartbeat_s=3.0, deadline_s=300, max_restarts=2)
+    engine = VLLMEngine([group(path, num_engines=2)], heartbeat_s=20.0, deadline_s=300, max_restarts=2)
     pids = [replica.pid for replica in engine._groups()[0].replicas]
     try:
         model = trained(path)
         engine.update_weights("solver", 4, change(model, 1))
         undisturbed = play(engine, lambda: None)
 
-        for number, reason in ((signal.SIGKILL, "its process ended"), (signal.SIGSTOP, "no sign of life for 3 s")):
+        for number, reason in ((signal.SIGKILL, "its process ended"), (signal.SIGSTOP, "no sign of life for 20 s")):
             disturbed = play(engine, signal_first(engine, number))
             pids += [replica.pid for replica in engine._groups()[0].replicas]
             assert engine.restarts[-1] == f"engine 0 of solver: {reason}"
@@ -174,11 +174,11 @@ with ray_cluster(2):
 
 
 def test_a_driver_that_is_killed_leaves_no_engine_behind(tmp_path: Path) -> None:
+    """Ray's own agents, which hold neither model nor port of ours, take about a minute longer to notice."""
     path = save_model(tmp_path / "m", tied=True)
     with subprocess.Popen([sys.executable, "-c", DRIVER, path], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
-        pid = next(int(line) for line in driver.stdout if line.strip().isdigit())
-        children = psutil.Process(driver.pid).children(recursive=True)
-        assert psutil.pid_exists(pid)
+        engine = psutil.Process(next(int(line) for line in driver.stdout if line.strip().isdigit()))
+        assert engine.is_running()
         driver.kill()
-    assert not psutil.wait_procs([*children, *([psutil.Process(pid)] if psutil.pid_exists(pid) else [])], timeout=60)[1]
+    assert not psutil.wait_procs([engine], timeout=60)[1]
