@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import ray
+import psutil
 from lightning.pytorch import Callback
 
 
@@ -28,9 +28,9 @@ class KillEngine(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch.step == 0:
-            for actor in ray.util.state.list_actors(limit=50):
-                if actor.class_name == "TransformersWorker" and actor.state == "ALIVE":
-                    os.kill(actor.pid, 9)
+            for process in psutil.Process().parent().children(recursive=True):  # the parent is Ray's raylet
+                if process.name().startswith("ray::Transforme"):
+                    process.kill()
 
 
 class Bug(Callback):

@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 
 from lightning_mappa.errors import InfrastructureError, RankLost
 from lightning_mappa.run_folder import RunFolder
+from lightning_mappa.runtime import placement
 from tests.integration.conftest import SMALL, exported, run_fit, untimed_lines
 
 pytestmark = pytest.mark.slow
@@ -64,16 +65,15 @@ def test_actors_give_the_numbers_of_one_process(tmp_path, model):
     assert (moved["solver"] < 1_000_000) == (model == "tiny_lora")  # an adapter, or 0.8 million float32
 
 
-def test_the_parts_of_a_run_spread_over_two_nodes(tmp_path, local):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0.02, "object_store_memory": 100 * 2**20})
-    cluster.add_node(num_cpus=0.02, object_store_memory=100 * 2**20)
+def test_the_parts_of_a_run_spread_over_two_nodes(tmp_path, local, monkeypatch):
+    monkeypatch.setattr(placement, "CPU_SHARE", 0.6)  # one part fits on a node
+    memory = {"object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
+    cluster.add_node(num_cpus=1, **memory)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
         run_fit(tmp_path / "ray", *ONE_TRAINED, "runtime=ray", f"runtime.address={cluster.address}")
-        nodes = {
-            actor["node_id"] for actor in map(dict, ray.util.state.list_actors(limit=50)) if actor.get("node_id")
-        }
-        assert len(nodes) == 2
+        assert len({actor["Address"]["NodeID"] for actor in ray._private.state.actors().values()}) == 2
     finally:
         ray.shutdown()
         cluster.shutdown()
