@@ -21,7 +21,7 @@ from lightning_mappa.algorithm.kl import (
 from lightning_mappa.batch_credit import kl_to_reference
 from lightning_mappa.errors import ConfigError, NotAvailableError, NumericError
 from lightning_mappa.module import AgentModule
-from lightning_mappa.strategies.zero import shard
+from lightning_mappa.strategies.zero import release, shard
 from lightning_mappa.types import ExperienceBatch
 
 
@@ -144,13 +144,13 @@ def _holding(pl_module: AgentModule, tensors: Mapping[str, Tensor]) -> Iterator[
     """The model with other values in its parameters or shards, which get their own back on the way out."""
     shards = {name: shard(p) for name, p in pl_module.model.named_parameters() if name in tensors}
     own = {name: one.data for name, one in shards.items()}
-    pl_module.release()
+    release(pl_module.trainer)
     try:
         for name, one in shards.items():
             one.data = tensors[name].to(device=one.device, dtype=one.dtype)
         yield
     finally:
-        pl_module.release()
+        release(pl_module.trainer)
         for name, one in shards.items():
             one.data = own[name]
         torch.clear_autocast_cache()

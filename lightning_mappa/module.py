@@ -25,9 +25,9 @@ from lightning_mappa.rollout.fingerprint import Fingerprint, probe_ids
 from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.schedule import lr_factor
 from lightning_mappa.step_metrics import Update, batch_metrics, update_metrics
-from lightning_mappa.strategies.zero import EngineStep, ZeroStrategy, ranks_of, whole_tensors
+from lightning_mappa.strategies.zero import ZeroStrategy, optimizer_step, ranks_of, release, whole_tensors
 from lightning_mappa.types import ExperienceBatch
-from lightning_mappa.update import OptimizerStep, PlainStep, PolicyUpdate
+from lightning_mappa.update import PolicyUpdate
 
 _SKIPPED_IN_ROW = "skipped_in_row"
 
@@ -244,13 +244,8 @@ class AgentModule(LightningModule):
 
         To be read by every rank alike, to its end.
         """
-        self.release()
+        release(self.trainer)
         yield from whole_tensors(trained_parameters(self.model))
-
-    def release(self) -> None:
-        """Drops whole copies of sharded weights that are kept for the next forward."""
-        if isinstance(self.trainer.strategy, ZeroStrategy):
-            self.trainer.strategy.release()
 
     def fingerprint(self) -> Fingerprint:
         """What the current weights say after a fixed prompt; asked of every rank alike."""
@@ -262,18 +257,13 @@ class AgentModule(LightningModule):
         return fingerprint
 
     def _policy_update(self) -> PolicyUpdate:
-        strategy = self.trainer.strategy
-
-        def begin() -> OptimizerStep:
-            return EngineStep(self, strategy) if isinstance(strategy, ZeroStrategy) else PlainStep(self, self.grad_clip)
-
         return PolicyUpdate(
             policy=self._wrapped,
             model=self.model,
             loss=self.loss,
             size=self.size,
             ranks=ranks_of(self.trainer),
-            begin=begin,
+            begin=functools.partial(optimizer_step, self, self.grad_clip),
         )
 
     def _counted(self, update: Update, what: str) -> Update:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_mappa.policy import VocabularyHead
 from lightning_mappa.ranks import Ranks
-from lightning_mappa.update import the_optimizer
+from lightning_mappa.update import OptimizerStep, PlainStep, the_optimizer
 
 STAGES = {"zero2": 2, "zero3": 3, "zero3_offload": 3}
 TIMEOUT_MARGIN_S = 120.0
@@ -112,11 +112,6 @@ class ZeroStrategy(DeepSpeedStrategy):
                     for parameter in module.borrowed:
                         register_external_parameter(module, parameter)
 
-    def release(self) -> None:
-        """Drops whole copies of sharded weights that are kept for the next forward."""
-        if self.zero_stage_3:
-            self.deepspeed_engine.empty_partition_cache()
-
 
 class EngineStep:
     """An optimizer step by DeepSpeed, which also clips, as `zero_config` says."""
@@ -135,6 +130,19 @@ class EngineStep:
         self._optimizer.step()
         norm = self._engine.get_global_grad_norm()
         return float(norm) if self._engine.was_step_applied() else math.nan
+
+
+def optimizer_step(module: LightningModule, grad_clip: float) -> OptimizerStep:
+    """The beginning of one, as the module's strategy takes it; `grad_clip` is read without ZeRO only."""
+    strategy = module.trainer.strategy
+    return EngineStep(module, strategy) if isinstance(strategy, ZeroStrategy) else PlainStep(module, grad_clip)
+
+
+def release(trainer: Trainer) -> None:
+    """Drops whole copies of sharded weights that are kept for the next forward; nothing to do without ZeRO-3."""
+    strategy = trainer.strategy
+    if isinstance(strategy, ZeroStrategy) and strategy.zero_stage_3:
+        strategy.deepspeed_engine.empty_partition_cache()
 
 
 def zero_config(stage: int, *, offload: bool, on_cpu: bool, grad_clip: float) -> dict[str, Any]:

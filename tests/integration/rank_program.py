@@ -19,20 +19,24 @@ from lightning.pytorch import Callback, Trainer
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lightning_mappa.agent_trainer import agent_parts, train_agent
+from lightning_mappa.agents import agent_facts, load_agent
 from lightning_mappa.callbacks.kl_penalty import KLPenalty
 from lightning_mappa.callbacks.weight_sync import WeightSync
 from lightning_mappa.datamodules.rollout import RolloutDataModule
 from lightning_mappa.errors import MappaError
 from lightning_mappa.models.load import add_adapter
+from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.cluster_environment import ExternalRanks
 from lightning_mappa.runtime.rank_link import RankLink
 from lightning_mappa.strategies.build import build_strategy, check_checkpoint
 from lightning_mappa.strategies.zero import TIMEOUT_MARGIN_S
 from lightning_mappa.testing import tiny_llama
 from lightning_mappa.types import Experience
+from tests.integration.conftest import small_config
 from tests.unit.in_process import VOCAB, InProcessRun, make_agent, make_trainer, some_score
 
-LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear", "seed": 0}
+LORA: dict[str, Any] = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear", "seed": 0}
 DEADLINE_S = 30.0
 """Of waits for the run; the collectives of ranks wait longer by `TIMEOUT_MARGIN_S`."""
 
@@ -103,17 +107,7 @@ def play(case: dict[str, Any], rank: int, size: int, port: int, folder: Path) ->
         alter=lambda step, actions: alter(case, step, actions),
         checkpoints={int(step): folder / path for step, path in case.get("checkpoints", {}).items()},
     )
-    ranks = ExternalRanks(rank, size, "127.0.0.1", port) if size else None
-    link: Any = run
-    if ranks is not None:
-        link = RankLink(
-            run if rank == 0 else None,
-            rank=rank,
-            agent_id=run.agent_id,
-            first_step=first_step,
-            max_steps=max_steps,
-            timeout_s=DEADLINE_S + TIMEOUT_MARGIN_S,
-        )
+    link, ranks = linked(run, rank, size, port)
     options = {"lr": 1e-2, "max_steps": max_steps, **case.get("agent", {})}
     module = make_agent(model, **options)
     name = case.get("strategy", "single_device") if size else "single_device"
@@ -139,12 +133,48 @@ def play(case: dict[str, Any], rank: int, size: int, port: int, folder: Path) ->
     return run, memory.noted
 
 
+def play_config(case: dict[str, Any], rank: int, size: int, port: int, folder: Path) -> InProcessRun:
+    """As a run does it: from a config, with its callbacks and loggers, in a run folder."""
+    cfg = small_config(
+        folder / "run",
+        "runtime=ray",
+        "runtime.deadline_s=30",
+        f"agents.solver.strategy={case['strategy'] if size else 'single_device'}",
+        f"agents.solver.devices={max(size, 1)}",
+        *case["config"],
+    )
+    agent = load_agent(cfg, agent_facts(cfg)["solver"])
+    run = InProcessRun(agent.model, max_steps=cfg.trainer.max_steps, score=some_score, success={0: 0.1, 1: 0.3, 2: 0.2})
+    parts = agent_parts(cfg, agent)
+    train_agent(cfg, RunFolder(folder / "run"), parts, None, *linked(run, rank, size, port))
+    return run
+
+
+def linked(run: InProcessRun, rank: int, size: int, port: int) -> tuple[Any, ExternalRanks | None]:
+    """The link of this rank, and what it knows of the others; the run's own and None for one process."""
+    if size == 0:
+        return run, None
+    link = RankLink(
+        run if rank == 0 else None,
+        rank=rank,
+        agent_id=run.agent_id,
+        first_step=run.first_step,
+        max_steps=run.max_steps,
+        timeout_s=DEADLINE_S + TIMEOUT_MARGIN_S,
+    )
+    return link, ExternalRanks(rank, size, "127.0.0.1", port)
+
+
 def main(rank: int, size: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     for case in json.loads((folder / "cases.json").read_text()):
         start = time.monotonic()
         try:
-            run, memory = play(case, rank, size, port, folder)
+            memory: dict[str, int] = {}
+            if "config" in case:
+                run = play_config(case, rank, size, port, folder)
+            else:
+                run, memory = play(case, rank, size, port, folder)
             result: dict[str, Any] = {"reports": run.reports, "memory": memory}
         except MappaError as error:
             result = {"error": f"{type(error).__name__}: {error}"}

@@ -194,6 +194,27 @@ def test_frozen_weights_are_in_no_checkpoint(resumed):
     assert size["lora"] < 0.6 * size["solver"]
 
 
+CONFIG = {"config": ["trainer.max_steps=2", "logger=csv", "optimizer.lr=1e-3", "algorithm.mini_batch_size=8"]}
+
+
+def test_train_agent_leaves_the_files_of_one_process_behind(tmp_path):
+    """From a config: one CSV log, the selected and the last tensors, each written once and whole."""
+    one = train(tmp_path / "one", {"run": CONFIG}, 0, "single_device")["run"]
+    two = train(tmp_path / "two", {"run": CONFIG}, RANKS, "zero3")["run"]
+    assert distance(one.weights, two.weights) < 1e-5
+    files = {
+        folder: sorted(
+            str(path.relative_to(tmp_path / folder / "run")) for path in (tmp_path / folder / "run").rglob("*.*")
+        )
+        for folder in ("one", "two")
+    }
+    assert files["one"] == files["two"]
+    for name in ("agents/solver/last.safetensors", "agents/solver/selected/version-000001.safetensors"):
+        tensors = [load_file(tmp_path / folder / "run" / name) for folder in ("one", "two")]
+        assert distance(*tensors) < 1e-5
+    assert distance(load_file(tmp_path / "two/run/agents/solver/last.safetensors"), two.weights) == 0.0
+
+
 def test_another_strategy_or_number_of_ranks_is_refused(resumed):
     strategy, folder = resumed
     part = folder / "solver.ckpt"
