@@ -1,10 +1,12 @@
-"""Small tables for the tests of scoring: written as text, read by the strict reader."""
+"""Small tables for tests: answers, submissions as text, and whole tables to build tasks of."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_mappa.tables.build import Table
 from lightning_mappa.tables.metric_process import MetricProcess
 from lightning_mappa.tables.scoring import Answers, Score, score
 from lightning_mappa.tables.spec import TableSpec
@@ -36,3 +38,25 @@ def score_columns(truth: Answers, process: MetricProcess, folder: Path, *columns
     """Of predictions in the order of the truth."""
     rows = [(row[0], *cells) for row, cells in zip(truth.table.rows, zip(*columns, strict=True), strict=True)]
     return score_text(text_of(truth.table.columns, rows), truth, process, folder)
+
+
+SPLITS = ("train", "selection", "report")
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def table(name: str = "t", metric: str = "accuracy", n: int = 40, **changes) -> Table:
+    label = [("a", "b", "c", "c")[row % 4] for row in range(n)]
+    columns = {"x": [row / 3 for row in range(n)], "gap": [None if row % 5 else row for row in range(n)], "y": label}
+    if metric != "accuracy":
+        columns["y"] = list(range(n))
+    fields = {
+        "name": name,
+        "about": "Rows.",
+        "columns": columns,
+        "spec": TableSpec(id_column="id", targets=("y",), metric=metric),
+    }
+    return Table(**{**fields, **changes})

@@ -1,8 +1,7 @@
-"""Tasks on tables: what is built, what is shipped, what is read from folders, what a team is given and handed back."""
+"""Tasks on tables: what is shipped and generated, what a team is given, and what becomes of its folder."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections import Counter
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.tables.build import Table, build_task
-from lightning_mappa.tables.folder import read_folder
+from lightning_mappa.tables.build import build_task
 from lightning_mappa.tables.source import Tables
-from lightning_mappa.tables.spec import TableSpec
 from lightning_mappa.tables.synthetic import KINDS, generated_tables
 from lightning_mappa.types import Task
-
-SPLITS = ("train", "selection", "report")
+from tests.unit.tables.tables import SPLITS, rows, table
 
 
 @pytest.fixture(scope="module")
@@ -34,143 +30,6 @@ def generated() -> Iterator[Tables]:
     source = Tables(generated={"train": 1, "selection": 1, "report": 24})
     yield source
     source.close()
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    folder = tmp_path / "workspace"
-    folder.mkdir()
-    return folder
-
-
-def rows(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def table(name: str = "t", metric: str = "accuracy", n: int = 40, **changes) -> Table:
-    label = [("a", "b", "c", "c")[row % 4] for row in range(n)]
-    columns = {"x": [row / 3 for row in range(n)], "gap": [None if row % 5 else row for row in range(n)], "y": label}
-    if metric != "accuracy":
-        columns["y"] = list(range(n))
-    fields = {
-        "name": name,
-        "about": "Rows.",
-        "columns": columns,
-        "spec": TableSpec(id_column="id", targets=("y",), metric=metric),
-    }
-    return Table(**{**fields, **changes})
-
-
-# -- the builder ------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_is_cut_into_what_the_team_gets_and_what_it_never_sees(tmp_path):
-    build_task(tmp_path, table(), seed=1)
-    public, hidden = tmp_path / "data_resplit" / "t", tmp_path / "answers" / "t" / "test_answer.csv"
-    train, test, sample, truth = (
-        rows(file) for file in (public / "train.csv", public / "test.csv", public / "sample_submission.csv", hidden)
-    )
-    assert [list(part[0]) for part in (train, test, sample, truth)] == [
-        ["id", "x", "gap", "y"],
-        ["id", "x", "gap"],
-        ["id", "y"],
-        ["id", "y"],
-    ]
-    assert [row["id"] for row in train + test] == [str(number) for number in range(1, 41)]
-    assert [row["id"] for row in sample] == [row["id"] for row in test] == [row["id"] for row in truth]
-    # A quarter of every class: 10, 10 and 20 rows of them.
-    assert Counter(row["y"] for row in truth) == {"a": 2, "b": 2, "c": 5}
-    # Every row is where it was: y follows from x, and the order of rows says nothing of it.
-    labels = dict(zip(table().columns["x"], table().columns["y"], strict=True))
-    assert all(labels[float(row["x"])] == row["y"] for row in train)
-    assert all(labels[float(row["x"])] == known["y"] for row, known in zip(test, truth, strict=True))
-    assert [float(row["x"]) for row in train] != sorted(float(row["x"]) for row in train)
-    assert {row["gap"] for row in train} >= {""}
-
-
-def test_the_same_seed_gives_the_same_files_and_no_task_is_written_over(tmp_path):
-    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
-        build_task(tmp_path / name, table(), seed=seed)
-    one, same, other = (
-        {str(f.relative_to(tmp_path / name)): f.read_bytes() for f in (tmp_path / name).rglob("*.csv")}
-        for name in ("one", "same", "other")
-    )
-    assert one == same != other
-    with pytest.raises(ConfigError, match="there is a task of that name"):
-        build_task(tmp_path / "one", table(), seed=1)
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [{"y": []}, {"x": [1], "y": [1, 2]}, {"x": [1, 2]}, {"y": [1, None]}],
-    ids=["no", "uneven", "none", "gap"],
-)
-def test_a_table_that_makes_no_task(columns):
-    with pytest.raises(ConfigError, match="table t: "):
-        table(columns=columns)
-
-
-def test_a_frame_comes_back_as_it_was(tmp_path):
-    pd = pytest.importorskip("pandas")
-    days = pd.to_datetime(["2024-01-02", None, "2024-01-04", "2024-01-05"] * 4)
-    frame = pd.DataFrame({"number": [1234567.891, None, 1e-9, -3.0] * 4, "day": days, "flag": [True, False] * 8})
-    frame["count"] = pd.array([1, None, 3, 4] * 4, dtype="Int64")
-    frame["text"], frame["y"] = ["nan", "a,b", 'say "hi"', None] * 4, range(16)
-    columns = frame.to_dict("list")
-    build_task(tmp_path, table(columns=columns, spec=TableSpec(id_column="id", targets=("y",), metric="mae")), seed=0)
-    public, hidden = tmp_path / "data_resplit" / "t", tmp_path / "answers" / "t" / "test_answer.csv"
-    read = {row["y"]: row for row in rows(public / "train.csv")}
-    read |= {known["y"]: row for row, known in zip(rows(public / "test.csv"), rows(hidden), strict=True)}
-    assert [[read[str(y)][name] for name in ("number", "day", "flag", "count", "text")] for y in range(4)] == [
-        ["1234567.891", "2024-01-02 00:00:00", "True", "1", "nan"],
-        ["", "", "False", "", "a,b"],
-        ["1e-09", "2024-01-04 00:00:00", "True", "3", 'say "hi"'],
-        ["-3", "2024-01-05 00:00:00", "False", "4", ""],
-    ]
-    with pytest.raises(ConfigError, match="a target is missing in some row"):
-        table(columns={"x": [1, 2], "y": [1.0, float("nan")]})
-
-
-def test_samples_of_every_form_are_valid_submissions(tmp_path, workspace):
-    """Those that are written, and those that are made for a task without one."""
-    forms = [
-        ("accuracy", {"y": ["a", "b"] * 8}, None),
-        ("map_at_3", {"y": ["a", "b"] * 8}, None),
-        ("roc_auc", {"y": [0, 1] * 8}, "0.5"),
-        ("log_loss", {"y": [0, 1] * 8}, "0.5"),
-        ("log_loss", {"p": [0, 1, 0] * 8, "q": [1, 0, 0] * 8, "r": [0, 0, 1] * 8}, "0.333333"),
-        ("rmsle", {"y": [0.5, 1] * 8}, "0"),
-        ("jaccard", {"y": ["so it is", "no"] * 8}, None),
-    ]
-    cells = {}
-    for place, (metric, targets, cell) in enumerate(forms):
-        spec = TableSpec(id_column="id", targets=tuple(targets), metric=metric)
-        for name in (f"{place}-with", f"{place}-without"):
-            split = ("report", "selection")[place] if place < 2 else "train"
-            build_task(tmp_path / "t", table(name, columns=targets, spec=spec), seed=0, split=split)
-            cells[f"table-{name}"] = cell
-        (tmp_path / "t" / "data_resplit" / f"{place}-without" / "sample_submission.csv").unlink()
-    source = Tables(str(tmp_path / "t"))
-    tasks = [task for split in SPLITS for task in source.tasks(split)]
-    assert len(tasks) == 2 * len(forms)
-    for task in tasks:
-        source.hand_out(task, workspace)
-        sample = rows(workspace / "sample_submission.csv")
-        if cells[task.id] is not None:
-            assert {row[target] for row in sample for target in task.metadata["targets"]} == {cells[task.id]}
-        (workspace / "sample_submission.csv").replace(workspace / "submission.csv")
-        grade = source.grade_files(task, workspace)
-        assert (grade.outcome, grade.fault) == (1.0, ""), grade
-    source.close()
-
-
-def test_ids_of_the_table_are_kept(tmp_path):
-    columns = {"y": list(range(8)), "id": [f"r{row}" for row in range(8)], "x": [0] * 8}
-    build_task(tmp_path, table(metric="mae", columns=columns), seed=0)
-    truth = rows(tmp_path / "answers" / "t" / "test_answer.csv")
-    assert {row["id"] for row in truth} == {f"r{row['y']}" for row in truth}
-    assert list(rows(tmp_path / "data_resplit" / "t" / "train.csv")[0]) == ["id", "x", "y"]
 
 
 # -- shipped and generated --------------------------------------------------------------------------------------------
@@ -329,103 +188,3 @@ def test_a_failed_run_counts_as_configured(tmp_path, workspace, fair, expected):
     grade = source.grade_files(source.tasks("train")[0], workspace)
     source.close()
     assert {name: grade.metrics[name] for name in expected} == pytest.approx(expected)
-
-
-# -- folders as DSBench has them --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Path:
-    """Eight tasks without a split and a sample, each with its columns in the hidden file in another order."""
-    root = tmp_path / "data"
-    for place in range(8):
-        build_task(root, table(f"task-{place}", "accuracy" if place % 2 else "mae"), seed=place)
-        (root / "data_resplit" / f"task-{place}" / "sample_submission.csv").unlink()
-        hidden = root / "answers" / f"task-{place}" / "test_answer.csv"
-        hidden.write_text("".join(f"{y},-,{i}\n" for i, y in csv.reader(hidden.read_text().splitlines())))
-    (root / "tasks.json").rename(tmp_path / "cleaned.json")
-    return root
-
-
-def test_a_real_folder_is_read_by_path(real, workspace):
-    source = Tables(str(real), texts=str(real.parent / "cleaned.json"), report=["task-0", "task-1"])
-    assert [task.id for task in source.tasks("report")] == ["table-task-1", "table-task-0"]
-    assert {split: len(source.tasks(split)) for split in SPLITS} == {"train": 4, "selection": 2, "report": 2}
-    again, *others = (
-        Tables(str(real), texts=str(real.parent / "cleaned.json"), report=["task-0", "task-1"], seed=seed)
-        for seed in range(6)
-    )
-    assert again.tasks("train") == source.tasks("train")
-    assert any(other.tasks("train") != source.tasks("train") for other in others)
-    task = source.tasks("report")[0]
-    source.hand_out(task, workspace)
-    (workspace / "sample_submission.csv").rename(workspace / "submission.csv")
-    assert source.grade_files(task, workspace).outcome == 1.0
-    for made in (source, again, *others):
-        made.close()
-
-
-def test_without_names_of_the_report_split_it_is_drawn_too(real):
-    source = Tables(str(real), texts=str(real.parent / "cleaned.json"))
-    kinds = {split: Counter(task.kind for task in source.tasks(split)) for split in SPLITS}
-    source.close()
-    assert kinds["selection"] == kinds["report"] == {"tables/classification": 1, "tables/regression": 1}
-    assert kinds["train"] == {"tables/classification": 2, "tables/regression": 2}
-
-
-def test_a_target_that_stands_for_all_columns(real):
-    texts = json.loads((real.parent / "cleaned.json").read_text())
-    texts["task-0"]["target_column"] = "all of them"
-    hidden = real / "answers" / "task-0" / "test_answer.csv"
-    hidden.write_text("id,p,q\n31,1,2\n32,3,4\n")
-    (real / "tasks.json").write_text(json.dumps(texts))
-    assert read_folder(real)[0].spec.targets == ("p", "q")
-
-
-def test_folders_without_a_text_are_left_out_with_a_warning(real, caplog):
-    texts = json.loads((real.parent / "cleaned.json").read_text())
-    texts["elsewhere"] = texts.pop("task-7")
-    (real / "tasks.json").write_text(json.dumps(texts))
-    assert [task.name for task in read_folder(real)] == [f"task-{place}" for place in range(7)]
-    assert "task-7" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"metric": "auc"}, "task task-0: metric=auc: allowed are"),
-        ({"id_column": "key"}, "has no column key; its columns are y, -, id"),
-        ({"target_column": ["y", "z"]}, "has no column z"),
-        ({"cleaned_prompt": ""}, "task task-0: its text has no cleaned_prompt"),
-        ({"split": "test"}, "task task-0: split is test; allowed are train, selection, report"),
-    ],
-)
-def test_a_text_that_does_not_fit_is_named(real, change, match):
-    texts = json.loads((real.parent / "cleaned.json").read_text())
-    texts["task-0"] |= change
-    (real / "tasks.json").write_text(json.dumps(texts))
-    with pytest.raises(ConfigError, match=match):
-        Tables(str(real))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"fair": "kind"}, "task.fair=kind: allowed are paper, chance"),
-        ({"generated": {"test": 3}}, "task.generated.test: allowed splits are"),
-        ({"generated": {"train": -1}}, "task.generated.train=-1: must be at least 0"),
-        ({"path": "/nowhere"}, "tasks.json: the file cannot be read"),
-        ({"texts": "x.json", "generated": {"train": 1}}, "give task.path too"),
-    ],
-)
-def test_wrong_settings_are_named(arguments, match):
-    with pytest.raises(ConfigError, match=match):
-        Tables(**arguments)
-
-
-def test_a_split_without_a_task_is_named(tmp_path):
-    build_task(tmp_path, table(), seed=0)
-    with pytest.raises(ConfigError, match=r"no task for the split selection; set task.generated.selection=8"):
-        Tables(str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no task x"):
-        Tables(str(tmp_path), report=["x"])
