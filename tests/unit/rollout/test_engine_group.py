@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,12 @@ def test_expected_shapes_take_no_memory_and_leave_the_random_state_alone() -> No
     before = torch.random.get_rng_state()
     expected_shapes(str(resolve_path("tiny")), ADAPTER)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_drivers_side_never_imports_vllm() -> None:
+    """On CPU vLLM changes torch's threads and memory policy for the whole process."""
+    code = (
+        "import sys, lightning_mappa.rollout.vllm_engine, lightning_mappa.rollout.vllm_server\n"
+        "assert not [name for name in sys.modules if name == 'vllm' or name.startswith('vllm.')]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
