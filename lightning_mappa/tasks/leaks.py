@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -65,13 +66,13 @@ def find_leaks(
     """
     leaks = []
     for (first, ours), (second, theirs) in combinations(splits.items(), 2):
-        for (our_id, one), (their_id, other), shared in _sharing(ours, theirs):
-            containment = shared / min(len(one.grams), len(other.grams))
+        for our_id, their_id in _candidates(ours, theirs, max_containment):
+            one, other = ours[our_id], theirs[their_id]
+            containment = len(one.grams & other.grams) / min(len(one.grams), len(other.grams))
             exact = one.text == other.text
             if exact or (max_containment is not None and containment >= max_containment):
-                leaks.append(
-                    Leak(first=f"{first}/{our_id}", second=f"{second}/{their_id}", containment=containment, exact=exact)
-                )
+                pair = f"{first}/{our_id}", f"{second}/{their_id}"
+                leaks.append(Leak(first=pair[0], second=pair[1], containment=containment, exact=exact))
     return leaks
 
 
@@ -90,24 +91,40 @@ def refuse_leaks(
         )
 
 
-_Named = tuple[str, Fingerprint]
+Prints = Mapping[str, Fingerprint]
 
 
-def _sharing(
-    ours: Mapping[str, Fingerprint], theirs: Mapping[str, Fingerprint]
-) -> Iterator[tuple[_Named, _Named, int]]:
-    """Pairs that share an n-gram, and how many."""
+def _candidates(ours: Prints, theirs: Prints, threshold: float | None) -> list[tuple[str, str]]:
+    """Pairs among which are all that reach the threshold or are equal, in the order of `ours`.
+
+    The shorter of such a pair shares so many of its n-grams that at least one of its *rare* ones is among them:
+    with m of them, one of the m - ⌈t m⌉ + 1 rarest. So the openings that half of all problems have lead nowhere.
+    """
+    if threshold is None:
+        texts = _index({name: [one.text] for name, one in theirs.items()})
+        return [(our_id, name) for our_id, one in ours.items() for name in texts.get(one.text, ())]
+    holders = [_index({name: one.grams for name, one in side.items()}) for side in (ours, theirs)]
+    frequency = Counter(gram for side in (ours, theirs) for one in side.values() for gram in one.grams)
+
+    def rare(one: Fingerprint) -> list[int]:
+        count = len(one.grams) - math.ceil(threshold * len(one.grams) - 1e-9) + 1
+        return sorted(one.grams, key=lambda gram: (frequency[gram], gram))[:count]
+
+    found = {(our_id, name) for our_id, one in ours.items() for gram in rare(one) for name in holders[1].get(gram, ())}
+    found |= {
+        (name, their_id) for their_id, one in theirs.items() for gram in rare(one) for name in holders[0].get(gram, ())
+    }
+    our_place, their_place = ({name: number for number, name in enumerate(side)} for side in (ours, theirs))
+    return sorted(found, key=lambda pair: (our_place[pair[0]], their_place[pair[1]]))
+
+
+def _index(keys: Mapping[str, Iterable[int]]) -> dict[int, list[str]]:
+    """Key → names that have it."""
     holders: dict[int, list[str]] = defaultdict(list)
-    for name, one in ours.items():
-        for gram in one.grams:
-            holders[gram].append(name)
-    order = {name: place for place, name in enumerate(ours)}
-    found: list[tuple[int, _Named, _Named, int]] = []
-    for their_id, other in theirs.items():
-        shared = Counter(name for gram in other.grams for name in holders.get(gram, ()))
-        found += [(order[n], (n, ours[n]), (their_id, other), count) for n, count in shared.items()]
-    for _, our, their, count in sorted(found, key=lambda item: item[0]):
-        yield our, their, count
+    for name, of_name in keys.items():
+        for key in of_name:
+            holders[key].append(name)
+    return holders
 
 
 def _hash(text: str) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.tasks.leaks import N, find_leaks, fingerprint, normalised, refuse_leaks
@@ -72,6 +76,40 @@ def test_the_run_stops_and_the_pairs_are_listed():
     assert "train/0 and report/0 (the same text)" in message
     assert "… and 5 more" in message
     refuse_leaks({"train": texts[:12], "report": texts[12:]})
+
+
+WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=14)
+
+
+@given(
+    st.lists(WORDS, min_size=1, max_size=4), st.lists(WORDS, min_size=1, max_size=4), st.sampled_from([0.3, 0.5, 1.0])
+)
+def test_every_pair_is_found_that_a_look_at_all_of_them_finds(ours, theirs, threshold):
+    sides = [{str(i): fingerprint(" ".join(words)) for i, words in enumerate(side)} for side in (ours, theirs)]
+    pairs = []
+    for our_id, one in sides[0].items():
+        for their_id, other in sides[1].items():
+            shared = len(one.grams & other.grams) / min(len(one.grams), len(other.grams))
+            if shared >= threshold or one.text == other.text:
+                pairs.append((f"train/{our_id}", f"report/{their_id}"))
+    splits = {"train": sides[0], "report": sides[1]}
+    assert [(leak.first, leak.second) for leak in find_leaks(splits, max_containment=threshold)] == pairs
+
+
+def test_an_opening_that_all_problems_have_costs_nothing():
+    rng = random.Random(0)
+    opening = "find the number of positive integers less than"
+
+    def prints(count):
+        return {
+            str(i): fingerprint(f"{opening} {' '.join(str(rng.randrange(10**6)) for _ in range(30))}")
+            for i in range(count)
+        }
+
+    splits = {"train": prints(2000), "report": prints(300)}
+    start = time.perf_counter()
+    assert find_leaks(splits) == []
+    assert time.perf_counter() - start < 3
 
 
 # -- a published overlap ----------------------------------------------------------------------------------------
