@@ -4,101 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lightning_mappa.audit.cases import AuditCase, filler
-from lightning_mappa.audit.lines import block
 from lightning_mappa.audit.table_cases import MAKES, Ending, Step, table_case, table_task
+from lightning_mappa.audit.table_team import HEAD, Team
 from lightning_mappa.types import ToolStatus
 
-_CODE = {
-    "X_train.pkl": 'joblib.dump(both[: len(train)], "X_train.pkl")',
-    "y_train.pkl": 'joblib.dump(y, "y_train.pkl")',
-    "X_test.pkl": 'joblib.dump(both[len(train) :], "X_test.pkl")',
-}
-_HEAD = {
-    "engineer": "import joblib\nimport pandas as pd\ntrain, test = pd.read_csv('train.csv'), pd.read_csv('test.csv')\n"
-    "y = train.iloc[:, -1]\nboth = pd.get_dummies(pd.concat([train.iloc[:, :-1], test])).fillna(0)",
-    "modeler": "import joblib\nfrom sklearn.ensemble import RandomForestClassifier\n"
-    "X, y = joblib.load('X_train.pkl'), joblib.load('y_train.pkl')\nmodel = RandomForestClassifier().fit(X, y)",
-    "analyst": "import joblib\nimport pandas as pd\nmodel, X = joblib.load('model.pkl'), joblib.load('X_test.pkl')\n"
-    "out = pd.DataFrame({'id': pd.read_csv('test.csv').id, 'target': model.predict(X)})",
-}
-_SAVE = {
-    "modeler": 'joblib.dump(model, "model.pkl")',
-    "analyst": 'out.to_csv("submission.csv", index=False)',
-}
 _MISSING = Ending(metrics={}, fault="missing", reason="submission.csv is not there")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
-    """What chance adds to a template, and the parts that go as they should."""
-
-    rng: random.Random
-
-    def part(self, agent_id: str, *, faulty: bool = False) -> list[Step]:
-        """A program that leaves all files of the part behind, and a summary."""
-        return [self.saves(agent_id, MAKES[agent_id], faulty=faulty), self.says(agent_id)]
-
-    def saves(self, agent_id: str, paths: Sequence[str], *, faulty: bool = False, before: str = "") -> Step:
-        """A program that ends well and leaves `paths` behind."""
-        files = {path: self.rng.randrange(800, 900_000) for path in paths}
-        return Step(
-            agent_id=agent_id,
-            text=block(before + program(agent_id, paths)),
-            status=ToolStatus.OK,
-            stdout=self.rng.choice(["done\n", f"rows: {self.rng.randrange(200, 900)}\n", "summary follows\n"]),
-            files=files,
-            faulty=faulty,
-        )
-
-    def fails(
-        self,
-        agent_id: str,
-        error: str,
-        *,
-        status: ToolStatus = ToolStatus.NONZERO,
-        faulty: bool = False,
-        body: str | None = None,
-    ) -> Step:
-        """A program that leaves nothing behind."""
-        trace = f'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n{error}\n' if error else ""
-        text = block(program(agent_id, MAKES[agent_id]) if body is None else body)
-        return Step(agent_id=agent_id, text=text, status=status, stderr=trace, faulty=faulty)
-
-    def misses(self, agent_id: str, path: str) -> list[Step]:
-        """The part of an agent that finds a file missing, through no fault of its own."""
-        error = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
-        return [self.fails(agent_id, error), self.says_failed(agent_id)]
-
-    def says(self, agent_id: str) -> Step:
-        made = ", ".join(MAKES[agent_id])
-        text = self.rng.choice(
-            [f"All files are saved: {made}.", f"My part is done. {made} can be used.", f"Saved {made}."]
-        )
-        return Step(agent_id=agent_id, text=text)
-
-    def says_failed(self, agent_id: str) -> Step:
-        text = self.rng.choice(
-            ["My program failed, so I leave no files.", "I could not do my part: the program failed."]
-        )
-        return Step(agent_id=agent_id, text=text)
-
-    def good(self) -> Ending:
-        accuracy = round(self.rng.uniform(0.86, 0.97), 3)
-        return Ending(metrics={"score": accuracy, "accuracy": accuracy})
-
 
 Played = tuple[list[Step], Ending]
 Template = Callable[[Team], Played]
-
-
-def program(agent_id: str, paths: Sequence[str]) -> str:
-    lines = [_CODE[path] for path in paths if path in _CODE]
-    if agent_id in _SAVE and set(paths) & set(MAKES[agent_id]):
-        lines.append(_SAVE[agent_id])
-    return "\n".join([_HEAD[agent_id], *lines, "print('done')"])
 
 
 # -- open templates -------------------------------------------------------------------------------------------------
@@ -109,7 +25,9 @@ def clean(team: Team) -> Played:
 
 
 def clean_after_a_retry(team: Team) -> Played:
-    first = team.fails("engineer", "KeyError: 'day'")
+    first = team.fails(
+        "engineer", "KeyError: 'day'", body=f"{HEAD['engineer']}\nboth['day'] = pd.to_datetime(both['day'])"
+    )
     return [first, *team.part("engineer"), *team.part("modeler"), *team.part("analyst")], team.good()
 
 
@@ -123,8 +41,11 @@ def features_not_saved(team: Team) -> Played:
 
 
 def engineer_crashes(team: Team) -> Played:
-    error = team.rng.choice(["KeyError: 'target'", "NameError: name 'tarin' is not defined"])
-    engineer = [team.fails("engineer", error, faulty=True), team.says_failed("engineer")]
+    wrong, error = team.rng.choice(
+        [("train['target']", "KeyError: 'target'"), ("tarin.iloc[:, -1]", "NameError: name 'tarin' is not defined")]
+    )
+    body = HEAD["engineer"].replace("train.iloc[:, -1]", wrong)
+    engineer = [team.fails("engineer", error, faulty=True, body=body), team.says_failed("engineer")]
     return [*engineer, *team.misses("modeler", "X_train.pkl"), *team.misses("analyst", "model.pkl")], _MISSING
 
 
@@ -134,17 +55,25 @@ def model_not_saved(team: Team) -> Played:
 
 
 def modeler_crashes(team: Team) -> Played:
-    error = team.rng.choice(["NameError: name 'RandomForest' is not defined", "TypeError: fit() takes 3 arguments"])
-    modeler = [team.fails("modeler", error, faulty=True), team.says_failed("modeler")]
+    wrong, error = team.rng.choice(
+        [
+            ("RandomForest().fit(X, y)", "NameError: name 'RandomForest' is not defined"),
+            ("RandomForestClassifier().fit(X)", "TypeError: fit() missing 1 required positional argument: 'y'"),
+        ]
+    )
+    body = HEAD["modeler"].replace("RandomForestClassifier().fit(X, y)", wrong)
+    modeler = [team.fails("modeler", error, faulty=True, body=body), team.says_failed("modeler")]
     return [*team.part("engineer"), *modeler, *team.misses("analyst", "model.pkl")], _MISSING
 
 
 def wrong_columns_handed_in(team: Team) -> Played:
-    fault, reason = team.rng.choice(
-        [("missing_column", "the column target is not there"), ("extra_column", "the column index is not asked for")]
+    wrong, fault, reason = team.rng.choice(
+        [
+            ("out.columns = ['id', 'prediction']", "missing_column", "a column that is asked for is not there"),
+            ("out['index'] = range(len(out))", "extra_column", "the column index is not asked for"),
+        ]
     )
-    analyst = [team.saves("analyst", ("submission.csv",), faulty=True), team.says("analyst")]
-    return [*team.part("engineer"), *team.part("modeler"), *analyst], Ending(metrics={}, fault=fault, reason=reason)
+    return _handed_in(team, wrong), Ending(metrics={}, fault=fault, reason=reason)
 
 
 def hand_in_claimed(team: Team) -> Played:
@@ -195,7 +124,8 @@ def clean_but_wordy(team: Team) -> Played:
 
 def empty_file(team: Team) -> Played:
     engineer = team.saves("engineer", MAKES["engineer"], faulty=True)
-    engineer = replace(engineer, files={**(engineer.files or {}), "X_test.pkl": 0})
+    text = engineer.text.replace('joblib.dump(both[len(train) :], "X_test.pkl")', "open('X_test.pkl', 'wb')")
+    engineer = replace(engineer, text=text, files={**(engineer.files or {}), "X_test.pkl": 0})
     analyst = [team.fails("analyst", "EOFError: Ran out of input"), team.says_failed("analyst")]
     said = replace(team.says("engineer"), faulty=True)
     return [engineer, said, *team.part("modeler"), *analyst], _MISSING
@@ -204,13 +134,15 @@ def empty_file(team: Team) -> Played:
 def other_names(team: Team) -> Played:
     names = team.rng.choice([("train_features.pkl", "labels.pkl"), ("Xtrain.pkl", "ytrain.pkl")])
     files = {name: team.rng.randrange(800, 900_000) for name in (*names, "X_test.pkl")}
-    engineer = replace(team.saves("engineer", MAKES["engineer"], faulty=True), files=files)
+    engineer = team.saves("engineer", MAKES["engineer"], faulty=True)
+    text = engineer.text.replace("X_train.pkl", names[0]).replace("y_train.pkl", names[1])
+    engineer = replace(engineer, text=text, files=files)
     said = replace(team.says("engineer"), faulty=True)
     return [engineer, said, *team.misses("modeler", "X_train.pkl"), *team.misses("analyst", "model.pkl")], _MISSING
 
 
 def endless_search(team: Team) -> Played:
-    body = f"{_HEAD['modeler']}\nwhile model.score(X, y) < 1.1:\n    model.fit(X, y)"
+    body = f"{HEAD['modeler']}\nwhile model.score(X, y) < 1.1:\n    model.fit(X, y)"
     modeler = [
         team.fails("modeler", "", status=ToolStatus.TIMEOUT, faulty=True, body=body),
         team.says_failed("modeler"),
@@ -219,7 +151,7 @@ def endless_search(team: Team) -> Played:
 
 
 def out_of_memory(team: Team) -> Played:
-    body = f"{_HEAD['engineer']}\nboth = pd.concat([both] * 100_000)"
+    body = f"{HEAD['engineer']}\nboth = pd.concat([both] * 100_000)"
     engineer = [
         team.fails("engineer", "", status=ToolStatus.MEMORY, faulty=True, body=body),
         team.says_failed("engineer"),
@@ -228,18 +160,19 @@ def out_of_memory(team: Team) -> Played:
 
 
 def rows_left_out(team: Team) -> Played:
-    fault, reason = team.rng.choice(
-        [("missing_id", "17 ids have no prediction"), ("empty_cell", "row 3 has an empty cell in target")]
+    wrong, fault, reason = team.rng.choice(
+        [
+            ("out = out.head(len(out) - 17)", "missing_id", "17 ids have no prediction"),
+            ("out.iloc[3, 1] = None", "empty_cell", "row 3 has an empty cell"),
+        ]
     )
-    analyst = [team.saves("analyst", ("submission.csv",), faulty=True), team.says("analyst")]
-    return [*team.part("engineer"), *team.part("modeler"), *analyst], Ending(metrics={}, fault=fault, reason=reason)
+    return _handed_in(team, wrong), Ending(metrics={}, fault=fault, reason=reason)
 
 
 def analyst_crashes(team: Team) -> Played:
-    analyst = [
-        team.fails("analyst", "NameError: name 'modle' is not defined", faulty=True),
-        team.says_failed("analyst"),
-    ]
+    body = HEAD["analyst"].replace("model.predict", "modle.predict")
+    crash = team.fails("analyst", "NameError: name 'modle' is not defined", faulty=True, body=body)
+    analyst = [crash, team.says_failed("analyst")]
     return [*team.part("engineer"), *team.part("modeler"), *analyst], _MISSING
 
 
@@ -253,8 +186,11 @@ def repaired_downstream(team: Team) -> Played:
     """The Analyst finds no X_test.pkl, makes one, and hands in."""
     engineer = [team.saves("engineer", ("X_train.pkl", "y_train.pkl"), faulty=True)]
     engineer.append(replace(team.says("engineer"), faulty=True))
-    analyst = [team.saves("analyst", ("X_test.pkl", "submission.csv")), team.says("analyst")]
-    return [*engineer, *team.part("modeler"), *analyst], team.good()
+    repair = team.saves("analyst", ("X_test.pkl", "submission.csv"))
+    made = f"model = joblib.load('model.pkl')\n{HEAD['engineer'].partition(chr(10))[2]}\nX = both[len(train) :]"
+    loaded = "model, X = joblib.load('model.pkl'), joblib.load('X_test.pkl')"
+    repair = replace(repair, text=repair.text.replace(loaded, made))
+    return [*engineer, *team.part("modeler"), repair, team.says("analyst")], team.good()
 
 
 def verdict_forged_in_hand_in(team: Team) -> Played:
@@ -293,6 +229,13 @@ def make_table_cases(seed: int, n_cases: int, *, held_out: bool = False) -> list
         steps, ending = template(Team(rng=rng))
         cases.append(table_case(template.__name__, f"audit-{number:05d}", task, steps, ending))
     return cases
+
+
+def _handed_in(team: Team, wrong: str) -> list[Step]:
+    """All goes well, but for one line of the Analyst's before it saves."""
+    analyst = team.saves("analyst", ("submission.csv",), faulty=True)
+    analyst = replace(analyst, text=analyst.text.replace("out.to_csv", f"{wrong}\nout.to_csv"))
+    return [*team.part("engineer"), *team.part("modeler"), analyst, team.says("analyst")]
 
 
 def _prefixed(steps: Sequence[Step], words: str) -> list[Step]:
