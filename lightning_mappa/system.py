@@ -65,6 +65,9 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     # Lightning 2.6 asks torch 2.13 in a way that torch calls deprecated; a user can do nothing about it.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
+    # DeepSpeed asks torch in an older way too, per collective; and what all ranks log is the same on each.
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated")
+    warnings.filterwarnings("ignore", message=".*sync_dist=True")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
