@@ -107,7 +107,7 @@ def test_an_engine_that_dies_decodes_its_wave_again(tmp_path, local):
 
 def test_a_bug_in_a_callback_says_where_it_is(tmp_path):
     probe = (f"+callbacks.fault._target_={PROBES}.Bug",)
-    with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*ray_probes\.py"):
+    with pytest.raises(RuntimeError, match=r"(?s)ZeroDivisionError.*ray_probes\.py"):
         run_fit(tmp_path / "ray", *ONE_TRAINED, *RAY, *probe)
 
 
