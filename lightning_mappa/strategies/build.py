@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from lightning.pytorch.strategies import Strategy
@@ -28,7 +29,7 @@ def build_strategy(
         grad_clip: largest gradient norm; 0 clips nothing. `single_device` leaves clipping to the module.
 
     Raises:
-        ConfigError: an unknown name, or ranks that the strategy cannot use.
+        ConfigError: an unknown name, ranks that the strategy cannot use, or DeepSpeed is not installed.
     """
     check_choice("strategy", name, STRATEGIES)
     if name == SINGLE_DEVICE:
@@ -42,6 +43,8 @@ def build_strategy(
         raise ConfigError(
             f"strategy={name} needs ranks of its own: runtime=ray starts them; allowed here: {SINGLE_DEVICE}"
         )
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(f"strategy={name} needs DeepSpeed: pip install lightning-mappa[deepspeed]")
     return ZeroStrategy(
         name, accelerator=accelerator, cluster_environment=ranks, deadline_s=deadline_s, grad_clip=grad_clip
     )

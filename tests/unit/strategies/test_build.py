@@ -31,6 +31,12 @@ def test_what_cannot_be_is_refused(name, ranks, message):
         build(name, ranks)
 
 
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"strategy=zero2 needs DeepSpeed: pip install lightning-mappa\[deepspeed\]"):
+        build("zero2", ExternalRanks(0, 2, "127.0.0.1", 1))
+
+
 def test_nothing_is_imported_of_deepspeed_before_it_is_used():
     program = "import sys, lightning_mappa.agent_trainer; sys.exit('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
