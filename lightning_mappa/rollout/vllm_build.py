@@ -58,7 +58,13 @@ def engine_arguments(group: EngineGroup) -> dict[str, Any]:
     if on_cuda:
         arguments |= {"gpu_memory_utilization": group.gpu_memory_utilization, "enable_sleep_mode": group.sleeps}
     else:
-        arguments |= {"kv_cache_memory_bytes": int((group.kv_cache_gb or 1.0) * 2**30)}
+        arguments |= {
+            "kv_cache_memory_bytes": int((group.kv_cache_gb or 1.0) * 2**30),
+            # After part of a prompt vLLM turns the request's random generator back by what it has drawn, which
+            # torch's CPU generator cannot do: the step raises. So prompts are computed whole.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(2048, group.context_length, group.max_batch_size),
+        }
     if group.adapters:
         rank = max(spec.r for spec in group.adapters.values())
         if rank > LORA_RANKS[-1]:

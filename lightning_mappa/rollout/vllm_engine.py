@@ -136,15 +136,16 @@ class VLLMEngine:
     async def _update(self, agent_id: str, version: int, stored: StoredWeights | None) -> None:
         replicas = self._find(agent_id).replicas
         args = (agent_id, version, stored, self._watch.deadline_s)
+        # A replica that has taken the new weights and dies while others still load them gets these again.
+        before, self._stored = self._stored, self._stored | {agent_id: (version, stored)}
         answers = await asyncio.gather(
             *(replica.ask("update_weights", *args) for replica in replicas), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, BaseException):
+                self._stored = before
                 raise answer
         self._versions[agent_id] = min(answer for answer in answers if isinstance(answer, int))
-        # From here on a replica that is replaced gets these.
-        self._stored[agent_id] = (version, stored)
 
     async def _restore(self, seats: _Seats, replica: Replica) -> None:
         for agent_id, (version, stored) in self._stored.items():
