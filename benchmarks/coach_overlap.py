@@ -25,9 +25,10 @@ from typing import Any
 from torch import Tensor
 
 from lightning_mappa.coaches.prompt import ShowReference
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan, SeatContext
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, SamplingParams, Session
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
+from lightning_mappa.rollout.plan import RolloutPlan, SeatContext
 from lightning_mappa.rollout.wave import WaveScheduler
 from lightning_mappa.tasks.base import Split
 from lightning_mappa.types import Action, ActionStatus, Episode, StopReason, Task, Verdict
@@ -108,6 +109,9 @@ class StreamingEngine:
         self, agent_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> list[ServedFingerprint]:
         raise NotImplementedError("nothing is trained here")
+
+    def close(self) -> None:
+        pass
 
     def policy_version(self, agent_id: str) -> int:
         return 0

@@ -13,7 +13,8 @@ from pathlib import Path
 from lightning_mappa.errors import InfrastructureError
 from lightning_mappa.producer import Produced, Producer
 from lightning_mappa.record import RunRecord, evaluation_metrics
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
+from lightning_mappa.rollout.plan import RolloutPlan
 from lightning_mappa.rollout.task_order import step_tasks
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.board import DRIVER, Board, Job

@@ -27,8 +27,9 @@ from lightning_mappa.report import (
     report_figures,
     report_text,
 )
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import Engine
+from lightning_mappa.rollout.plan import RolloutPlan
 from lightning_mappa.rollout.transcripts import write_transcript
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.place import place_for

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lightning_mappa.rollout.coordinator import Rollout, RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
+from lightning_mappa.rollout.plan import Rollout, RolloutPlan
 
 T = TypeVar("T")
 JOIN_S = 10.0

@@ -13,8 +13,8 @@ from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
 from lightning_mappa.metrics import behaviour_metrics, fair_metrics, success_metrics, tool_rates
 from lightning_mappa.report import peak_of
-from lightning_mappa.rollout.coordinator import Rollout
 from lightning_mappa.rollout.ledger import Step, StepCounts
+from lightning_mappa.rollout.plan import Rollout
 from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.types import EpisodeStatus, ScoredEpisode

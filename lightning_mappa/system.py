@@ -22,8 +22,9 @@ from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, with_parts
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models.load import load_model, load_trained_tensors, trained_tensors
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, SeatContext
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import Engine, SamplingParams
+from lightning_mappa.rollout.plan import SeatContext
 from lightning_mappa.rollout.transformers_engine import ServedModel, TransformersEngine
 from lightning_mappa.seeds import derive_seed
 from lightning_mappa.tasks.base import TaskSource

@@ -7,9 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lightning_mappa.coaches.base import (
     Coach,
@@ -22,72 +21,12 @@ from lightning_mappa.coaches.base import (
 )
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
-from lightning_mappa.tasks.base import Grade, HandsOutFiles, TaskSource
+from lightning_mappa.rollout.plan import Playing, Rollout, RolloutPlan, SeatContext, SeatFactory
+from lightning_mappa.tasks.base import Grade, GradesText, HandsOutFiles, TaskSource
 from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, Verdict
-from lightning_mappa.workflows.base import Seat, Workflow, last_agent_id
+from lightning_mappa.workflows.base import Workflow, last_agent_id
 
 UNSCORED = Verdict(score=None, reason="actions are not scored here", coach="none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlan:
-    """Which episodes to play, and how."""
-
-    split: str
-    step: int
-    """Rollout step, or the policy version that is evaluated."""
-    tasks: Sequence[Task]
-    n_samples: int
-    temperature: float
-    scored: bool
-    """Whether the coach sees the actions; evaluations leave it out."""
-
-    def episode_id(self, task_index: int, sample: int) -> str:
-        """Sorts in the order of the plan."""
-        return f"{self.split}-{self.step:06d}-{task_index:05d}-{sample:03d}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """Finished episodes in the order of the plan."""
-
-    episodes: tuple[ScoredEpisode, ...]
-    rollout_s: float
-    """Until the last episode ended."""
-    coach_s: float
-    """From then until the last verdict."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Playing:
-    """A rollout whose episodes have ended."""
-
-    plan: RolloutPlan
-    scoring: Sequence[asyncio.Task[ScoredEpisode]]
-    rollout_s: float
-
-    async def cancel(self) -> None:
-        for task in self.scoring:
-            task.cancel()
-        await asyncio.gather(*self.scoring, return_exceptions=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeatContext:
-    """What a seat of one episode is made from, beside the agent's own settings."""
-
-    plan: RolloutPlan
-    task: Task
-    sample: int
-    episode_id: str
-    session: Session
-    workspace: Path
-    actions: list[Action]
-    """The episode's actions so far, shared by its seats, which append to it."""
-
-
-class SeatFactory(Protocol):
-    def __call__(self, agent_id: str, context: SeatContext) -> Seat: ...
 
 
 class RolloutCoordinator:
@@ -257,6 +196,8 @@ class RolloutCoordinator:
     async def _grade(self, task: Task, text: str, workspace: Path) -> Grade:
         if isinstance(self._source, HandsOutFiles):
             return await asyncio.to_thread(self._source.grade_files, task, workspace)
+        if isinstance(self._source, GradesText):
+            return await asyncio.to_thread(self._source.grade_text, task, text)
         answer = self._source.answer(text)
         return Grade(outcome=self._source.grade(task, answer), answer=answer)
 

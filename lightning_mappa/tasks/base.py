@@ -45,6 +45,15 @@ class Grade:
 
 
 @runtime_checkable
+class GradesText(Protocol):
+    """A `TaskSource` whose verifier takes a while, or gives reasons. Then `answer` and `grade` are not asked."""
+
+    def grade_text(self, task: Task, text: str) -> Grade:
+        """Looks at the workflow's last text. Called once per episode, in a thread."""
+        ...
+
+
+@runtime_checkable
 class HandsOutFiles(Protocol):
     """A `TaskSource` whose tasks come with files, and whose outcome is a file and not a text.
 

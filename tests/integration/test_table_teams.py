@@ -14,8 +14,9 @@ from hydra import compose, initialize_config_module
 
 from lightning_mappa.build import build
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import SamplingParams
+from lightning_mappa.rollout.plan import RolloutPlan
 from lightning_mappa.tables.source import Tables
 from lightning_mappa.testing import ScriptedEngine, char_tokenizer
 from lightning_mappa.tools.python import PythonTool

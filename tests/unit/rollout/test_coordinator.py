@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from lightning_mappa.errors import CoachError, ConfigError, InfrastructureError
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import GenerationRequest, SamplingParams
+from lightning_mappa.rollout.plan import RolloutPlan
 from lightning_mappa.rollout.task_order import step_tasks
 from lightning_mappa.tasks.base import Grade
 from lightning_mappa.testing import ScriptedCoach, ScriptedEngine, char_tokenizer

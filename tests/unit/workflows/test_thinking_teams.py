@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_mappa.rollout.coordinator import RolloutCoordinator, RolloutPlan, SeatContext
+from lightning_mappa.rollout.coordinator import RolloutCoordinator
 from lightning_mappa.rollout.engine import SamplingParams
+from lightning_mappa.rollout.plan import RolloutPlan, SeatContext
 from lightning_mappa.testing import ScriptedCoach, ScriptedEngine
 from lightning_mappa.types import Action, Episode, StopReason, Task
 from lightning_mappa.workflows.conversation import ChatFormat
