@@ -124,5 +124,6 @@ def agent_module(cfg: DictConfig, agent: LoadedAgent) -> AgentModule:
         lr=node.lr,
         gradient_checkpointing=node.model.gradient_checkpointing,
         max_steps=cfg.trainer.max_steps,
+        seed=cfg.seed,
         **settings,
     )

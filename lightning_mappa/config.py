@@ -144,7 +144,7 @@ class RuntimeConfig:
     num_threads: int | None = None
     """torch threads; None takes the cores this process may use."""
     deadline_s: float = 3600.0
-    """No wait is longer."""
+    """No episode, verdict, wave or update takes longer; waits for a whole rollout are a few times as long."""
     max_staleness: int = 0
     """Policy versions that experience may be older than the weights it trains."""
     address: str | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lightning_mappa.errors import InfrastructureError
+from lightning_mappa.errors import DataError, InfrastructureError
 from lightning_mappa.producer import Produced, Producer
 from lightning_mappa.record import RunRecord, evaluation_metrics
 from lightning_mappa.rollout.coordinator import RolloutCoordinator
@@ -111,6 +111,7 @@ class Driver:
         sync_s = self._board.weights.take_sync_s()
         self.record.time("evaluation", time.monotonic() - start - sync_s)
         self.record.time("weight_sync", sync_s)
+        self._check_versions(produced, version)
         episodes = produced.rollout.episodes
         metrics = evaluation_metrics(episodes)
         self.record.evaluation(version, episodes, metrics)
@@ -171,6 +172,7 @@ class Driver:
         if produced is None:
             self._stop(step)
             return
+        self._check_versions(produced, max(self._board.first_step, step - self._settings.max_staleness))
         self._coordinator_state = produced.coordinator_state
         self.record.time("weight_sync", self._board.weights.take_sync_s())
         self.record.rollout(step, produced.rollout)
@@ -189,6 +191,17 @@ class Driver:
             if not self.stop.requested:
                 raise InfrastructureError(f"{what} was cancelled by nobody known") from error
             return None
+
+    def _check_versions(self, produced: Produced, version: int) -> None:
+        """Raises `DataError` when a trained agent was sampled with other weights than the schedule says."""
+        for scored in produced.rollout.episodes:
+            for action in scored.episode.actions:
+                trained = action.agent_id in self._board.ledger.trained_agents
+                if trained and action.response_ids and action.policy_version != version:
+                    raise DataError(
+                        f"episode {scored.episode.id}: {action.agent_id} answered with version "
+                        f"{action.policy_version} where version {version} was due"
+                    )
 
     def _close_step(self) -> None:
         ledger = self._board.ledger

@@ -61,6 +61,10 @@ class InfrastructureError(MappaError, RuntimeError):
     exit_code = ExitCode.INFRASTRUCTURE
 
 
+class EngineLost(InfrastructureError):
+    """An engine is gone for good: no episode can go on, unlike one that failed by itself."""
+
+
 class RankLost(InfrastructureError):
     """A process that trained an agent died or hangs; the run can go on from its last joint checkpoint."""
 

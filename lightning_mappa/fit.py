@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.audit.floor import require_floor
-from lightning_mappa.coaches.base import bind_accounts
+from lightning_mappa.coaches.base import Coach, bind_accounts, learns_from_batches
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted, RankLost
 from lightning_mappa.export import export_agents, joint_selection
@@ -60,12 +60,15 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
     quiet_libraries()
     require_floor(cfg)
     folder = RunFolder(Path(cfg.output_dir)) if cfg.resume is None else RunFolder.open(Path(cfg.resume))
+    stop = StopRequest()
     for restarts in itertools.count():
         seed_everything(cfg)
         try:
             with closing(build_environment(cfg, scored=True)) as environment, closing(place_for(cfg)) as place:
-                return _fit(cfg, folder, environment, place, restarts)
+                return _fit(cfg, folder, environment, place, stop, restarts)
         except RankLost as lost:
+            if stop.requested:  # whoever told this process to stop may have ended the ranks as well
+                raise Preempted(f"stopped when {lost}; go on with: mappa fit resume={folder.path}") from lost
             if restarts == cfg.runtime.max_restarts:
                 raise
             warnings.warn(f"{lost}; the run goes on from its last joint checkpoint", stacklevel=2)
@@ -73,10 +76,13 @@ def fit(cfg: DictConfig) -> dict[str, Any]:
     raise AssertionError("not reached")
 
 
-def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place, restarts: int) -> dict[str, Any]:
+def _fit(
+    cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place, stop: StopRequest, restarts: int
+) -> dict[str, Any]:
     # 1. All that can be wrong with config and data shows here, before there is a folder.
     train_tasks = _tasks(environment.source, "train")
     selection_tasks = _tasks(environment.source, "selection")[: cfg.datamodule.val_limit]
+    _check_coach(cfg, environment.coach)
     coordinator = build_coordinator(cfg, environment, place.facts, place.engine)
     place.prepare()
     ledger_settings = _credit_settings(cfg), _reward_settings(cfg)
@@ -132,11 +138,11 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Pl
             selection_tasks=selection_tasks,
             folder=folder,
             record=record,
-            stop=StopRequest(),
+            stop=stop,
         )
 
         # 5. Work until the last Trainer has left, then sum up and export.
-        with progress, driver.stop.on_signals():
+        with progress, stop.on_signals():
             try:
                 place.train(board, folder, checkpoint, driver.drive)
             except BaseException as error:
@@ -145,6 +151,13 @@ def _fit(cfg: DictConfig, folder: RunFolder, environment: Environment, place: Pl
                 raise
         record.use(place.usage(), restarts=restarts)
         return _conclude(cfg, folder, record, place, stopped=driver.stopped)
+
+
+def _check_coach(cfg: DictConfig, coach: Coach) -> None:
+    """Verdicts of a later rollout would reach such a coach before the batch of an earlier one is complete."""
+    staleness = cfg.runtime.max_staleness
+    if staleness > 0 and learns_from_batches(coach):
+        raise ConfigError(f"runtime.max_staleness is {staleness}; allowed with a coach that learns from batches: 0")
 
 
 def _conclude(cfg: DictConfig, folder: RunFolder, record: RunRecord, place: Place, *, stopped: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from lightning_mappa.policy_loss import PolicyLoss
 from lightning_mappa.rollout.fingerprint import Fingerprint, probe_ids
 from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.schedule import lr_factor
+from lightning_mappa.seeds import derive_seed
 from lightning_mappa.step_metrics import Update, batch_metrics, update_metrics
 from lightning_mappa.strategies.zero import ZeroStrategy, optimizer_step, ranks_of, release, whole_tensors
 from lightning_mappa.types import ExperienceBatch
@@ -52,7 +53,7 @@ class AgentModule(LightningModule):
         rollout_correction: cap of the weight exp(old − rollout) per token; None weighs nothing.
         logprob_chunk_size: tokens whose vocabulary row is alive at a time.
         max_skipped_steps: so many optimizer steps in a row without a finite loss and gradient end the run.
-        seed: of a new adapter's weights.
+        seed: of a new adapter's weights, and of dropout.
 
     Raises:
         ConfigError: an option has a value that is not allowed.
@@ -110,6 +111,7 @@ class AgentModule(LightningModule):
             lr_factor, max_steps=max_steps, warmup_ratio=warmup_ratio, min_lr_ratio=min_lr_ratio
         )
         self._skipped_in_row = 0
+        self._seed = seed
         if isinstance(model, str):
             model = load_model(model, dtype=dtype)
             if lora is not None:
@@ -147,11 +149,10 @@ class AgentModule(LightningModule):
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW, without weight decay for norms and biases, at the learning rate of the first rollout step."""
-        decay = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
-        no_decay = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
+        trained = [p for p in self.parameters() if p.requires_grad]
         groups: list[dict[str, Any]] = [
-            {"params": decay, "weight_decay": self.weight_decay, "name": "decay"},
-            {"params": no_decay, "weight_decay": 0.0, "name": "no_decay"},
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay, "name": "decay"},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0, "name": "no_decay"},
         ]
         return torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=self.lr * self._lr_factor(0), betas=self.betas
@@ -178,7 +179,8 @@ class AgentModule(LightningModule):
         batch.advantages_BT = advantages(batch, credits)
         trained = [row for row, e in enumerate(batch) if credits[e.key].masked is None]
 
-        # 3. One optimizer step per mini-batch, cut in episode order.
+        # 3. One optimizer step per mini-batch, cut in episode order; dropout is drawn for this step and rank.
+        torch.manual_seed(derive_seed(self._seed, self.agent_id, batch.step, self.global_rank))
         update = self._policy_update()
         updates = [
             self._counted(update(batch.select(rows)), "loss or gradient") for rows in cut(trained, self.mini_batch_size)

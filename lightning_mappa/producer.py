@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ class Producer:
     def __init__(self, coordinator: RolloutCoordinator) -> None:
         self._coordinator = coordinator
         self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(thread_name_prefix="rollout-work")
+        self._loop.set_default_executor(self._workers)
         # Both wake those who wait in the order in which they came.
         self._engine = asyncio.Lock()
         self._verdicts = asyncio.Lock()
@@ -51,13 +54,19 @@ class Producer:
             self._loop.call_soon_threadsafe(self._cancel_all)
 
     def close(self) -> None:
-        """Drops everything and ends the thread. Closing twice is fine."""
+        """Drops everything and ends the thread. Closing twice is fine.
+
+        What runs in worker threads cannot be cut short and is not waited for: a wave, a weight sync, a grading.
+        """
         if not self._thread.is_alive():
             return
-        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(JOIN_S)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result(JOIN_S)
+        self._workers.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_S)
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _produce(self, plan: RolloutPlan, before: Callable[[], object]) -> Produced:
         async with self._engine:
@@ -85,4 +94,3 @@ class Producer:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_default_executor()

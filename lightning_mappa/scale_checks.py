@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig
 
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.rollout.fingerprint import PROMPT_TOKENS
 
 MAX_STALENESS = 4
 
@@ -41,6 +42,12 @@ def _check_engine(cfg: DictConfig) -> None:
             f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization}; allowed: above 0 and below 1"
         )
     for agent_id, agent in cfg.agents.items():
+        length = agent.model.context_length
+        if engine.name == "vllm" and length is not None and length <= PROMPT_TOKENS:
+            raise ConfigError(
+                f"agents.{agent_id}.model.context_length is {length}; allowed with engine=vllm: more than "
+                f"{PROMPT_TOKENS}, which every weight sync is checked with"
+            )
         if engine.name == "vllm" and agent.model.dtype == "float64":
             raise ConfigError(
                 f"agents.{agent_id}.model.dtype is float64, which engine=vllm cannot serve; allowed: float32, bfloat16"

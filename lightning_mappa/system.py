@@ -85,6 +85,17 @@ def torch_threads(cfg: DictConfig) -> int:
     return int(cfg.runtime.num_threads or len(os.sched_getaffinity(0)))
 
 
+def longest_wait_s(cfg: DictConfig) -> float:
+    """For another part of the run: a rollout takes a deadline per window of episodes, its verdicts one more.
+
+    Longer than any single thing that `runtime.deadline_s` cuts, so that what is cut is data and not the end.
+    """
+    data = cfg.datamodule
+    episodes = data.rollout_batch_size * data.n_samples_per_prompt
+    windows = -(-episodes // data.max_episodes_in_flight)
+    return float(cfg.runtime.deadline_s) * (windows + 2)
+
+
 def build_environment(cfg: DictConfig, *, scored: bool = False) -> Environment:
     """`scored` says that the coach will be asked for verdicts, and so has to be able to give some.
 

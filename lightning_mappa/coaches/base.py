@@ -100,6 +100,11 @@ class LearnsFromBatches(Protocol):
         ...
 
 
+def learns_from_batches(coach: Coach) -> bool:
+    """Whether the coach, or a coach in it, does."""
+    return any(isinstance(part, LearnsFromBatches) for part in with_parts(coach))
+
+
 def end_batch(coach: Coach) -> None:
     for part in with_parts(coach):
         if isinstance(part, LearnsFromBatches):

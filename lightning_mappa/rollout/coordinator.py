@@ -19,7 +19,7 @@ from lightning_mappa.coaches.base import (
     needs_outcome,
     until,
 )
-from lightning_mappa.errors import InfrastructureError, MappaError
+from lightning_mappa.errors import EngineLost, InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.rollout.plan import Playing, Rollout, RolloutPlan, SeatContext, SeatFactory
 from lightning_mappa.tasks.base import Grade, GradesText, HandsOutFiles, TaskSource
@@ -173,7 +173,7 @@ class RolloutCoordinator:
                 raise
             status, reason = EpisodeStatus.FAILED, "the workflow cancelled itself"
         except MappaError as error:
-            if not isinstance(error, InfrastructureError):
+            if not isinstance(error, InfrastructureError) or isinstance(error, EngineLost):
                 raise
             status, reason = EpisodeStatus.FAILED, str(error)
         except Exception as error:

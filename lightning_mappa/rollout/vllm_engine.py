@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lightning_mappa.coaches.loop_thread import LoopThread
-from lightning_mappa.errors import InfrastructureError
+from lightning_mappa.errors import EngineLost, InfrastructureError
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
 from lightning_mappa.rollout.engine_group import EngineGroup
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
@@ -250,7 +250,7 @@ class VLLMEngine:
 
     def _refuse_failed(self) -> None:
         if self._failure is not None:
-            raise InfrastructureError(self._failure)
+            raise EngineLost(self._failure)
 
     def close(self) -> None:
         """Ends every actor and breaks off what waits for one. Idempotent."""

@@ -47,7 +47,7 @@ def _transformers(cfg: DictConfig, placement: Placement, cluster: RayCluster) ->
     env = {"OMP_NUM_THREADS": str(torch_threads(cfg)), "GOMP_SPINCOUNT": "1000"}
     worker = ray.remote(TransformersWorker)
     config = OmegaConf.to_yaml(cfg, resolve=True)
-    options = {**cluster.options(placement.engines[0].bundles, env), "max_concurrency": 2}
+    options = {**cluster.options(placement.engines[0].bundles, env), "max_concurrency": len(cfg.agents) + 2}
     return RemoteTransformersEngine(
         lambda: worker.options(**options).remote(config),
         deadline_s=cfg.runtime.deadline_s,

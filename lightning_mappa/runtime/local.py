@@ -18,7 +18,7 @@ from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.board import DRIVER, Board
 from lightning_mappa.runtime.board_link import BoardLink
 from lightning_mappa.runtime.turn import Turn
-from lightning_mappa.system import build_engine
+from lightning_mappa.system import build_engine, longest_wait_s
 
 JOIN_S = 60.0
 M_ARENA_MAX = -8
@@ -37,7 +37,7 @@ class LocalPlace:
         self.facts = {agent_id: agent.facts for agent_id, agent in self._agents.items()}
         self.engine = build_engine(cfg, self._agents)
         trained = [agent_id for agent_id, facts in self.facts.items() if facts.trained]
-        self.turns = Turn((DRIVER, *trained), cfg.runtime.deadline_s)
+        self.turns = Turn((DRIVER, *trained), longest_wait_s(cfg))
 
     def prepare(self) -> None:
         for agent_id, agent in self._agents.items():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from lightning_mappa.errors import InfrastructureError
+
+POLL_S = 0.1
 
 
 class Monitor:
@@ -37,10 +40,13 @@ class Monitor:
             raise InfrastructureError(f"{name} waited more than {self._deadline_s:g} s for {what}")
 
     def await_result(self, name: str, future: Future[Any], what: str) -> None:
-        """Lets the others work meanwhile."""
-        future.add_done_callback(self._wake)
-        self.wait(name, future.done, what)
+        """Lets the others work meanwhile.
 
-    def _wake(self, _: Future[Any]) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        Looks now and then: a callback would have to take the lock in the thread that resolves the future, while
+        the holder may be waiting for that thread to end.
+        """
+        self._changed.notify_all()
+        deadline = time.monotonic() + self._deadline_s
+        while not self._changed.wait_for(future.done, timeout=POLL_S):
+            if time.monotonic() > deadline:
+                raise InfrastructureError(f"{name} waited more than {self._deadline_s:g} s for {what}")

@@ -241,6 +241,11 @@ def _engines_of(members: Sequence[AgentNeeds], cluster: Cluster) -> tuple[int, i
 
 
 def _check_shared(trained: Sequence[AgentNeeds], replicas: int, workers: int) -> None:
+    if workers > 1:
+        raise ConfigError(
+            f"runtime.colocate=true with agents.{trained[0].agent_id}.tensor_parallel_size={workers} is not available: "
+            "one engine would need shares of several GPUs; set tensor_parallel_size=1 or runtime.colocate=false"
+        )
     for agent in trained:
         if agent.devices != replicas * workers:
             raise ConfigError(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
-from lightning_mappa.errors import InfrastructureError, MappaError
+from lightning_mappa.errors import InfrastructureError, MappaError, RankLost
 from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.types import ActionKey, Experience
@@ -97,7 +97,7 @@ class RankLink:
         try:
             dist.broadcast_object_list(shared, src=0, group=self._control())
         except RuntimeError as broken:
-            raise InfrastructureError(f"agent {self.agent_id}: its ranks lost each other: {_line(broken)}") from error
+            raise RankLost(f"agent {self.agent_id}: its ranks lost each other: {_line(broken)}") from error
         if error is not None:
             raise error
         answer, told = shared

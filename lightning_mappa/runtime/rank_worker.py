@@ -70,8 +70,10 @@ class RankWorker:
     def train(self, folder: Path, checkpoint: Path | None, *, first_step: int, max_steps: int) -> None:
         """Starts the Trainer and returns."""
         assert self._place is not None
+        from lightning_mappa.system import longest_wait_s
+
         # Longer than any wait of the run itself, which says better what it was for.
-        timeout_s = 2 * self._cfg.runtime.deadline_s
+        timeout_s = 2 * longest_wait_s(self._cfg)
         self._link = RemoteLink(self._place.agent_id, first_step=first_step, max_steps=max_steps, timeout_s=timeout_s)
         arguments = (self._link, self._place, RunFolder(folder), checkpoint)
         threading.Thread(target=self._train, args=arguments, name="trainer", daemon=True).start()

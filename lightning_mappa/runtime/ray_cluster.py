@@ -35,9 +35,7 @@ class RayCluster:
         self._bundle_of: dict[int, int] = {}
         if self._owns:
             _initialize(address, object_store_gb, accelerator)
-        gpus = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-        on_gpu = accelerator != "cpu"
-        self.cluster = Cluster(nodes=max(1, len(gpus)), gpus_per_node=int(min(gpus, default=0)) if on_gpu else 0)
+        self.cluster = _hardware(accelerator)
 
     def reserve(self, placement: Placement) -> None:
         """Takes what `placement` asks for, all at once. Raises `InfrastructureError` when it is not to be had."""
@@ -97,6 +95,16 @@ def bundles_of(placement: Placement) -> tuple[list[dict[str, float]], dict[int, 
 def search_path() -> tuple[str, ...]:
     """Where an actor may find the user's own classes: the folder that the command was started in."""
     return (os.getcwd(), *(path for path in sys.path[:1] if path))
+
+
+def _hardware(accelerator: str) -> Cluster:
+    """Nodes without a GPU, such as a head node, take no part in a run on GPUs."""
+    if accelerator == "cpu":
+        return Cluster(nodes=sum(node["Alive"] for node in ray.nodes()))
+    gpus = [int(count) for node in ray.nodes() if node["Alive"] and (count := node["Resources"].get("GPU", 0)) >= 1]
+    if not gpus:
+        raise ConfigError(f"trainer.accelerator={accelerator}, but no node of the Ray cluster has a GPU; allowed: cpu")
+    return Cluster(nodes=len(gpus), gpus_per_node=min(gpus))
 
 
 def _initialize(address: str | None, object_store_gb: float | None, accelerator: str) -> None:

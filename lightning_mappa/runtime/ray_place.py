@@ -20,7 +20,7 @@ from lightning_mappa.runtime.placement import agent_needs, place
 from lightning_mappa.runtime.rank_worker import RankPlace, RankWorker
 from lightning_mappa.runtime.ray_cluster import RayCluster, search_path
 from lightning_mappa.runtime.relay import Rank, first_line, run_ranks
-from lightning_mappa.system import torch_threads
+from lightning_mappa.system import longest_wait_s, torch_threads
 
 CONCURRENCY = 4
 """Of a rank's actor: its own calls, answers, and signs of life."""
@@ -39,7 +39,7 @@ class RayPlace:
         self._peak_rss: dict[str, float | None] = {}
         self._closed = False
         self.facts = agent_facts(cfg)
-        self.turns = Monitor(cfg.runtime.deadline_s)
+        self.turns = Monitor(longest_wait_s(cfg))
         self._cluster = RayCluster(
             cfg.runtime.address, object_store_gb=cfg.runtime.object_store_gb, accelerator=cfg.trainer.accelerator
         )
@@ -90,11 +90,13 @@ class RayPlace:
         if self._closed:
             return
         self._closed = True
-        for rank in self._ranks:
-            ray.kill(rank.actor)
-        self._ranks = []
-        self.engine.close()
-        self._cluster.close()
+        try:
+            for rank in self._ranks:
+                ray.kill(rank.actor)
+            self._ranks = []
+            self.engine.close()
+        finally:
+            self._cluster.close()
 
     def _meeting(self, agent_id: str) -> list[tuple[Rank, RankPlace]]:
         """An agent's ranks, and where each finds the others: at a port of rank 0's machine."""

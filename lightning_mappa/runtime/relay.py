@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -46,7 +46,9 @@ def run_ranks(
     first error of the driver or of a Trainer. `pulse` gets the peak memory of every rank in GiB.
     """
     threads = [
-        threading.Thread(target=_follow, args=(board, rank), name=f"relay-{rank.agent_id}-{rank.number}", daemon=True)
+        threading.Thread(
+            target=_follow, args=(board, rank, ranks), name=f"relay-{rank.agent_id}-{rank.number}", daemon=True
+        )
         for rank in ranks
     ]
     over = threading.Event()
@@ -66,19 +68,34 @@ def run_ranks(
     board.raise_first_error()
 
 
-def _follow(board: Board, rank: Rank) -> None:
+def _follow(board: Board, rank: Rank, ranks: Sequence[Rank]) -> None:
     """Does what the rank asks for until its Trainer has ended."""
+    peers = [other for other in ranks if other.agent_id == rank.agent_id and other is not rank]
     link = BoardLink(board, rank.agent_id)
     try:
         while not isinstance(event := ray.get(rank.actor.next_event.remote(POLL_S)), Ended):
+            if event is not None and event.method == "leave":
+                event = replace(event, arguments=(_cause(event.arguments[0], peers),))
             if event is not None:
                 ray.get(rank.actor.answer.remote(_perform(board, link, event)))
-        error = event.error
+        error = _cause(event.error, peers)
     except ray.exceptions.RayError as lost:
         error = RankLost(f"{rank} is lost: {first_line(lost)}")
     with board.turns.taken_by(rank.agent_id):
         if rank.number == 0 or (error is not None and not isinstance(error, RunEnded)):
             link.leave(error)
+
+
+def _cause(error: BaseException | None, peers: Sequence[Rank]) -> BaseException | None:
+    """What breaks off in a rank whose peer is gone is not the rank's own fault."""
+    if error is None or isinstance(error, RunEnded):
+        return error
+    for peer in peers:
+        try:
+            ray.get(peer.actor.ping.remote(), timeout=2 * POLL_S)
+        except ray.exceptions.RayError as lost:
+            return RankLost(f"{peer} is lost: {first_line(lost)}")
+    return error
 
 
 def _perform(board: Board, link: BoardLink, call: Call) -> Answer:

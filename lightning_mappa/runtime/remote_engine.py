@@ -12,7 +12,7 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from lightning_mappa.errors import InfrastructureError, MappaError
+from lightning_mappa.errors import EngineLost, InfrastructureError, MappaError
 from lightning_mappa.memory import peak_rss_gib
 from lightning_mappa.rollout.engine import Generation, GenerationRequest, Session
 from lightning_mappa.rollout.fingerprint import ServedFingerprint
@@ -108,7 +108,11 @@ class RemoteTransformersEngine:
         return self._call("fingerprints", agent_id, prompt_ids, token_ids)
 
     def peak_rss_gib(self) -> dict[str, float | None]:
-        return {"engine": self._call("ping")}
+        """None where the engine does not answer; nobody starts it again for that."""
+        try:
+            return {"engine": ray.get(self._actor.ping.remote(), timeout=self._heartbeat_s)}
+        except ray.exceptions.RayError:
+            return {"engine": None}
 
     def close(self) -> None:
         ray.kill(self._actor)
@@ -149,15 +153,22 @@ class RemoteTransformersEngine:
         return ray.get(ref)
 
     def _restart(self, dead: Any, error: Exception) -> None:
+        """Tries until an engine is up with its weights. Raises `EngineLost` when no restart is left."""
         with self._restarting:
             if self._actor is not dead:
                 return  # another call has met with it and done this already
-            if self._restarts_left == 0:
-                raise InfrastructureError(f"the engine died once more than runtime.max_restarts allows: {error}")
-            self._restarts_left -= 1
-            self._start()
-            for agent_id, (version, weights) in self._weights.items():
-                self._wait(self._actor.update_weights.remote(agent_id, version, weights, self._deadline_s))
+            while True:
+                if self._restarts_left == 0:
+                    raise EngineLost(f"the engine died once more than runtime.max_restarts allows: {error}")
+                self._restarts_left -= 1
+                try:
+                    self._start()
+                    for agent_id, (version, weights) in list(self._weights.items()):
+                        self._wait(self._actor.update_weights.remote(agent_id, version, weights, self._deadline_s))
+                    return
+                except (ray.exceptions.RayError, InfrastructureError) as again:
+                    ray.kill(self._actor)  # it may be up without its weights
+                    error = again
 
 
 def _cause(error: ray.exceptions.RayTaskError) -> Exception:
