@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from lightning_mappa.errors import ConfigError, InfrastructureError
 from lightning_mappa.runtime.placement import Bundle, Cluster, Placement
 
 READY_S = 120.0
+CONNECT_S = 10.0
 GIB = 2**30
 
 
@@ -120,10 +122,19 @@ def _initialize(address: str | None, object_store_gb: float | None, accelerator:
             f"runtime.object_store_gb is for a cluster that is started here, but runtime.address={address} joins one"
         )
     try:
+        _knock(address)
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         where = f"runtime.address={address}" if address is not None else "a new one on this machine"
         raise InfrastructureError(f"no Ray cluster ({where}): {str(error).splitlines()[0]}") from error
+
+
+def _knock(address: str | None) -> None:
+    """Ray waits a minute for a host:port where nobody listens, and then ends the process."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            pass
 
 
 def _total(bundles: list[dict[str, float]]) -> dict[str, float]:
