@@ -12,11 +12,14 @@ from lightning.pytorch import Callback
 class SignalOnce(Callback):
     """Sends this process a signal in step 1, the first time that a file `marker` is not there."""
 
-    def __init__(self, number: int, marker: str | None = None) -> None:
+    def __init__(self, number: int, marker: str | None = None, rank: int = 0) -> None:
         self._number = number
+        self._rank = rank
         self._marker = None if marker is None else Path(marker)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank != self._rank:
+            return
         if batch.step == 1 and (self._marker is None or not self._marker.exists()):
             if self._marker is not None:
                 self._marker.touch()
