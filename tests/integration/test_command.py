@@ -106,6 +106,7 @@ def test_sigterm_saves_and_exits_with_3_and_resume_finishes(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == done + 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once(tmp_path):
     overrides = [*SMALL, "trainer.max_steps=200", "trainer.enable_progress_bar=true", f"output_dir={tmp_path / 'run'}"]
     with subprocess.Popen([*MAPPA, "fit", *overrides], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:

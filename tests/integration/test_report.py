@@ -12,6 +12,7 @@ from tests.integration.conftest import run_fit, small_config
 from tests.packages import needs
 
 
+@pytest.mark.slow
 def test_fit_validate_and_test_agree_on_several_samples(tmp_path, capsys):
     folder = tmp_path / "run"
     summary = run_fit(folder, "datamodule.val_n_samples=2", "trainer.max_steps=1")
@@ -37,6 +38,7 @@ def test_fit_validate_and_test_agree_on_several_samples(tmp_path, capsys):
         evaluate.test(cfg)
 
 
+@pytest.mark.slow
 @needs("math_verify")
 def test_figures_over_shipped_examples_are_named_after_them(tmp_path, capsys):
     sets = (

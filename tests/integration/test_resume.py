@@ -36,6 +36,8 @@ VARIANTS = {
     ),
 }
 
+LONG = ("frozen_agent", "coaches_with_memories")
+
 
 def resume(folder, *overrides):
     cfg = small_config(folder.parent / "unused", *overrides)
@@ -76,7 +78,10 @@ def test_what_a_resume_changes_holds_for_the_next_one(tmp_path):
     assert fit(structured(config))["steps"] == 5
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    ["full", "lora_adaptive_kl", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name in LONG)],
+)
 def test_a_stop_between_steps_resumes_to_the_same_bytes(tmp_path, variant):
     overrides = (*STEPS, *VARIANTS[variant])
     run_fit(tmp_path / "straight", *overrides)
@@ -108,6 +113,7 @@ def test_a_stop_in_the_middle_of_a_rollout_drops_the_step_and_resumes(tmp_path):
     compare(tmp_path / "straight", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_checkpoints_goes_on_from_the_last_whole_one(tmp_path):
     run_fit(tmp_path / "straight", *STEPS)
     run_fit(tmp_path / "killed", *STEPS)

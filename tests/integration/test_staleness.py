@@ -35,6 +35,7 @@ def test_a_rollout_samples_with_weights_of_exactly_so_many_steps_before(tmp_path
     assert sorted(summary["val"]["history"]) == ["0", "2", "4"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_whatever_overlaps(tmp_path):
     for name in ("first", "second"):
         run_fit(tmp_path / name, *STEPS, "runtime.max_staleness=1")

@@ -105,7 +105,8 @@ def test_what_is_shown_has_every_part():
         ),
         ((*PAPER, "plan.gpus_per_node=4"), r"needs 6 GPUs and there are 4 \(1 x 4\): lower agents"),
         ((*PAPER, "plan.gpus_per_node=0"), r"there is no GPU to plan for: set plan.gpus_per_node and"),
-        ((*PAPER, "agents.solver.tensor_parallel_size=3"), r"agents.solver.devices is 2 and .* is 6: set them alike"),
+        ((*PAPER, "agents.solver.num_engines=3"), r"agents.solver.devices is 2 and .* is 3: set them alike"),
+        ((*PAPER, "agents.solver.tensor_parallel_size=3"), r"tensor_parallel_size=3 is not available"),
         (
             (*PAPER, "runtime.colocate=false", "engine.tensor_parallel_size=3"),
             r"needs 24 GPUs and there are 8 .*or set runtime.colocate=true",
