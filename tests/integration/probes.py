@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -73,6 +74,7 @@ class SignalInRollout(SequentialWorkflow):
         type(self).played += 1
         if type(self).played == self._after:
             os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(20)  # another thread has to notice; the episode is cut long before
         return await super().run(task, agents)
 
 
