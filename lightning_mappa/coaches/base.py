@@ -101,8 +101,8 @@ class LearnsFromBatches(Protocol):
 
 
 def learns_from_batches(coach: Coach) -> bool:
-    """Whether the coach, or a coach in it, does."""
-    return any(isinstance(part, LearnsFromBatches) for part in with_parts(coach))
+    """Whether the coach, or a coach in it, does; one that only can says so by a false `learns`."""
+    return any(isinstance(part, LearnsFromBatches) and getattr(part, "learns", True) for part in with_parts(coach))
 
 
 def end_batch(coach: Coach) -> None:

@@ -102,6 +102,7 @@ class LLMCoach:
         self.name = provider.model
         self._show_reference = show_reference
         self._batched = batched
+        self._recall_faults = recall_faults
         self._faults = FaultMemory(recall_faults)
         self._calls: SharedCalls[Readings] = SharedCalls()
         self._provider = provider
@@ -162,6 +163,11 @@ class LLMCoach:
         if self._show_reference == "last" and not self._batched:
             return last_agent_id in (None, action.agent_id)
         return self._batched or self._show_reference == "all"
+
+    @property
+    def learns(self) -> bool:
+        """Whether faults of earlier batches are told to the coach."""
+        return self._recall_faults > 0
 
     def end_of_batch(self) -> None:
         self._faults.end_of_batch()

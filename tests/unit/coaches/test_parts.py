@@ -12,6 +12,7 @@ from lightning_mappa.coaches.base import (
     bind_accounts,
     coach_state,
     end_batch,
+    learns_from_batches,
     load_coach_state,
     needs_outcome,
     rescored,
@@ -28,6 +29,7 @@ from lightning_mappa.system import Environment
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import Verdict
 from tests.unit.coaches.conftest import make_episode
+from tests.unit.coaches.test_llm import _InstantProvider
 from tests.unit.factories import make_action
 
 
@@ -152,3 +154,9 @@ def test_rescored_keeps_the_first_score():
     assert once == Verdict(score=6.0, reason="down", coach="c", raw_score=8.0)
     assert rescored(once, 5.0, "down").raw_score == 8.0
     assert rescored(once, 8.0, "back").raw_score is None
+
+
+@pytest.mark.parametrize(("recalled", "learns"), [(0, False), (2, True)])
+def test_a_coach_that_asks_a_model_learns_only_where_it_recalls_faults(recalled, learns):
+    assert learns_from_batches(LLMCoach(_InstantProvider([]), recall_faults=recalled)) is learns
+    assert learns_from_batches(CalibratedCoach(RulesCoach()))
