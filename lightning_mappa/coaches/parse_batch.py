@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from lightning_mappa.coaches.parse import (
@@ -24,25 +23,21 @@ def read_batch(
 ) -> dict[int, Reading]:
     """One reading for each of the step `numbers`. Only JSON is read; never raises.
 
-    A step that the reply leaves out, judges twice or gives no score is missing, alone; a step that was not asked for
-    is left aside. Alarms beside those of `read_reply`: `lacking_step`, `repeated_step`, and `extra_step` with the
-    first.
+    A step that the reply leaves out, judges twice or gives no score is missing, alone. A step that was not asked for
+    makes them all missing: the reply may count from another number, each of its verdicts then being about another
+    step. Alarms beside those of `read_reply`: `lacking_step`, `repeated_step`, `extra_step`.
     """
     ended = unfinished(reply)
     if ended is not None:
         return dict.fromkeys(numbers, ended)
     try:
-        entries = _entries(json_of(reply, case), case)
+        entries = _entries(json_of(reply, case), case, numbers)
     except UnreadableError as fault:
         return dict.fromkeys(numbers, _missing(str(fault), fault.alarms))
-    readings = {number: _reading(entries.get(number, []), number, steps) for number in numbers}
-    if entries.keys() - set(numbers):
-        first = numbers[0]
-        readings[first] = replace(readings[first], alarms=(*readings[first].alarms, "extra_step"))
-    return readings
+    return {number: _reading(entries.get(number, []), number, steps) for number in numbers}
 
 
-def _entries(value: Any, case: str) -> Mapping[int, Sequence[Mapping[str, Any]]]:
+def _entries(value: Any, case: str, numbers: Sequence[int]) -> Mapping[int, Sequence[Mapping[str, Any]]]:
     check_case(value, case, "verdicts")
     verdicts = value["verdicts"]
     if not isinstance(verdicts, list):
@@ -53,6 +48,8 @@ def _entries(value: Any, case: str) -> Mapping[int, Sequence[Mapping[str, Any]]]
         if isinstance(step, bool) or not isinstance(step, int):
             # It may be about any step, so that none of them can be trusted.
             raise UnreadableError("a verdict of the reply does not name its step")
+        if step not in numbers:
+            raise UnreadableError(f"the reply judges step {step}, which was not asked for", "extra_step")
         entries[step].append(entry)
     return entries
 

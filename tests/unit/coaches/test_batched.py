@@ -90,11 +90,25 @@ def test_a_step_without_a_score_of_its_own_is_missing_alone(verdicts, reason, al
     assert (readings[1].score, readings[3].score) == (1.0, 3.0)
 
 
-def test_a_step_that_was_not_asked_for_is_left_aside():
-    readings = read(entries([1, 2, 3, 4]))
-    assert sorted(readings) == [1, 2, 3]
-    assert [reading.alarms for reading in readings.values()] == [("extra_step",), (), ()]
-    assert [reading.score for reading in readings.values()] == [1.0, 2.0, 3.0]
+@pytest.mark.parametrize(
+    ("steps", "numbers", "extra"),
+    [
+        ([0, 1, 2], (1, 2, 3), 0),  # counted from 0: the verdict named 1 is about step 2
+        ([0, 1], (1, 2, 3), 0),
+        ([2, 3, 4], (1, 2, 3), 4),  # counted from 2
+        ([1, 2, 3, 4], (1, 2, 3), 4),
+        ([1, 2], (1, 3), 2),  # counted without the step that is not judged
+        ([1, 3, -1], (1, 3), -1),
+        ([0], (1,), 0),
+    ],
+)
+def test_a_step_that_was_not_asked_for_makes_the_whole_reply_unreadable(steps, numbers, extra):
+    readings = read(entries(steps), numbers)
+    assert tuple(readings) == numbers
+    reason = f"the reply judges step {extra}, which was not asked for"
+    for reading in readings.values():
+        assert (reading.score, reading.reason, reading.alarms) == (None, reason, ("extra_step",))
+        assert reading.ask_again
 
 
 @pytest.mark.parametrize(
@@ -186,6 +200,26 @@ def test_a_step_that_stays_lacking_is_missing_with_its_reason(serve):
     verdicts = score_all(service.coach, make_episode(2))
     assert [verdict.score for verdict in verdicts] == [1, None]
     assert verdicts[1].reason == "the reply does not judge step 2; asked twice"
+
+
+def test_a_reply_that_counts_from_0_is_asked_for_again_as_a_whole(serve):
+    def first_from_0(call: Call) -> Answer:
+        return answer(call, entries([0, 1, 2], lambda step: 9)) if call.number == 0 else good(call)
+
+    service = serve(first_from_0, batched=True)
+    assert [verdict.score for verdict in score_all(service.coach, make_episode(3))] == [1, 2, 3]
+    assert asked_steps(service.api.calls[1]) == [1, 2, 3]
+    assert service.coach.counts["extra_step"] == 3
+
+
+def test_a_second_reply_that_counts_from_0_fills_no_gap(serve):
+    def then_from_0(call: Call) -> Answer:
+        return answer(call, entries([1] if call.number == 0 else [0, 1, 2], lambda step: 5))
+
+    service = serve(then_from_0, batched=True)
+    verdicts = score_all(service.coach, make_episode(3))
+    assert [verdict.score for verdict in verdicts] == [5, None, None]
+    assert verdicts[1].reason == "the reply judges step 0, which was not asked for; asked twice"
 
 
 def test_what_was_read_outlives_a_second_call_that_fails(serve):
