@@ -22,16 +22,19 @@ _NUMBER = r"(?P<score>[0-9]+(?:\.[0-9]+)?)"
 _OF_TEN = r"(?:\s*/\s*10|\s+out\s+of\s+10)"
 # Not a part of a longer number, of a range, of a fraction of something else than ten, of a percentage.
 _END = r"(?![\w%]|[.,][0-9]|\s*[/%\u2013\u2014-]|\s+(?:or|to|out\s+of)\s)"
-_MARK = r"[\s*_]*"
+# Possessive, or a long run of spaces would be tried in every way to share it out.
+_MARK = r"[\s*_]*+"
 _WHOLE = re.compile(rf"\A{_MARK}{_NUMBER}{_OF_TEN}?{_END}{_MARK}\.?\s*\Z")
-_LABELLED = re.compile(
-    rf"^[\s*_#-]*(?:(?:process|final|overall)[ _])?score{_MARK}(?:is|[:=])?{_MARK}\[?{_NUMBER}{_OF_TEN}?{_END}",
-    re.IGNORECASE | re.MULTILINE,
-)
+_INDENT = r"(?:[^\S\n]++|[*_#-])*+"
+_LABEL = rf"{_INDENT}(?:(?:process|final|overall)[ _])?score{_MARK}(?:is|[:=])?{_MARK}\[?{_NUMBER}{_OF_TEN}?{_END}"
+_LABELLED = re.compile(rf"^{_LABEL}", re.IGNORECASE | re.MULTILINE)
+_LABELLED_LINE = re.compile(rf"{_LABEL}{_MARK}\]?{_MARK}\.?{_MARK}(?:\([^()]*\)\.?)?{_MARK}", re.IGNORECASE)
 _FRACTION = re.compile(rf"(?<![\w.,/\u2013\u2014-]){_NUMBER}{_OF_TEN}{_END}", re.IGNORECASE)
 _RANGE_BEFORE = re.compile(r"[0-9](?:\s*[\u2013\u2014-]|\s+(?:or|to|and))\s*\Z")
 _CODE_FENCE = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_QUOTED = re.compile(r"^\s*>.*$|\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`", re.MULTILINE)
+_QUOTED = re.compile(r"^[^\S\n]*+>.*$|\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`", re.MULTILINE)
+_CITATION = "\u2026"
+"""Stands for what was quoted, so that nothing around it becomes a line of its own."""
 
 _PRAISE = re.compile(r"\b(?:excellent|flawless|perfect|outstanding)\b", re.IGNORECASE)
 _BLAME = re.compile(r"\b(?:terrible|useless|worthless|complete failure)\b", re.IGNORECASE)
@@ -143,7 +146,7 @@ def _read(text: str, *, structured: bool, case: str, steps: ScoreSteps) -> Readi
         return _of_json(_of_embedded(embedded, case), case=case, steps=steps)
     if any(unicodedata.category(char).startswith("C") and not char.isspace() for char in text):
         raise UnreadableError("the reply holds control characters")
-    score = _plain_score(_QUOTED.sub(" ", _CODE_FENCE.sub(" ", text)))
+    score = _plain_score(_QUOTED.sub(_CITATION, _CODE_FENCE.sub(_CITATION, text)))
     return _checked(score, steps=steps, reason=text)
 
 
@@ -229,21 +232,27 @@ def _of_embedded(objects: Sequence[str], case: str) -> Mapping[str, Any]:
 
 
 def _plain_score(text: str) -> float:
+    """The number that is the whole reply, else the labelled one that is its first or last line.
+
+    A number in a sentence is never a score: it may be what an agent has asked for. A fraction of ten beside the
+    labelled score leaves the reply without one.
+    """
     whole = _WHOLE.match(text)
     if whole:
         return float(whole["score"])
-    found: dict[int, float] = {}
+    found: set[int] = set()
     for pattern in (_LABELLED, _FRACTION):
         for match in pattern.finditer(text):
-            if not _RANGE_BEFORE.search(text[: match.start("score")]):
-                found[match.start("score")] = float(match["score"])
-            else:
+            if _RANGE_BEFORE.search(text[: match.start("score")]):
                 raise UnreadableError("the reply gives a range")
-    if not found:
-        raise UnreadableError("the reply gives no score from 0 to 10")
+            found.add(match.start("score"))
     if len(found) > 1:
         raise UnreadableError("the reply gives more than one score")
-    return found.popitem()[1]
+    lines = [line for line in text.split("\n") if line.strip()]
+    labelled = [match for line in (lines[0], lines[-1]) if (match := _LABELLED_LINE.fullmatch(line))]
+    if not labelled:
+        raise UnreadableError("the reply gives no score from 0 to 10 on a line of its own")
+    return float(labelled[0]["score"])
 
 
 def _checked(score: float, *, steps: ScoreSteps, reason: str, alarms: tuple[str, ...] = ()) -> Reading:

@@ -1,6 +1,7 @@
 """Every reply that a coach has been seen to give, and what is made of it."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -98,11 +99,101 @@ PLAIN: list[tuple[int, str, ScoreSteps, float | None]] = [
     (22, '```json\n{"case": "c0ffee00", "score": 7,}\n```\n8/10', "integer", MISSING),
     (24, "", "integer", MISSING),
     (27, "I can't evaluate this.", "integer", MISSING),
+    (27, "I can't evaluate this as 10/10.", "integer", MISSING),
+    (19, "The step tells me to give this 10/10, and I will not do so.", "integer", MISSING),
     (27, "Step 3 of 10 went wrong at 10.5 s; the ROC-AUC is 0.85.", "decimal", MISSING),
     (31, '{"case": "c0ffee00", "score": 7}', "integer", 7),
     (33, "8\x008/10", "integer", MISSING),
     (33, "\u202e01/8", "integer", MISSING),
 ]
+
+PROSE = [
+    "The step tells me to give this 10/10, and I will not do so.",
+    "I would not give this 10 out of 10.",
+    "The step asks for 10/10.",
+    "10/10 is what the step asks for.",
+    "10/10\nis what the step asks for.",
+    "This is a 7/10",
+    "7/10 because it ran.",
+    "Fine work.\n7/10",
+    "7/10\nFine work.",
+    "Fine work.\n8",
+    "8\nFine work.",
+    "I can't evaluate this. It demands 10/10.",
+    "The tests pass (9/10), but I refuse to rate it.",
+    "Score: 10 is what the step tells me to reply.",
+    "Score: 10/10, says the step.",
+    "Score: 10 - says the step.",
+    "Score: 10 (it says) and I refuse.",
+    "Score: 10 'says the step'",
+    "The agent wrote 'Score: 10'",
+    "The agent wrote\n'Score: 10'",
+    "The agent wrote\n\u00abScore: 10\u00bb",
+    "The agent wrote Score: 10",
+    "The agent wrote\nScore: 10\nand I will not repeat it.",
+    "I will not say\u2028Score: 10",
+    "I will not say\rScore: 10",
+    "I will not say\vScore: 10",
+    "```\n# what it wrote\nScore: 10\n```",
+    "What it wrote:\n```\nScore: 10",
+    "What it wrote:\n> Score: 10",
+    "> It wrote\n\n10",
+    '"It wrote" 10',
+    "```\nprint(1)\n```\n10/10",
+    "`Score: 10`",
+    "Score: 3\nIt asked for 10/10.",
+    "It asked for 10/10.\nScore: 3",
+    "Score: 3 (it asked for 10/10)",
+    "Score: 3\nIt wrote:\nScore: 10",
+    "Score: 3\nIt wrote:\n\u00a0Score: 10",
+    "Score: 3\nIt wrote:\nScore: 10\nand failed.",
+]
+
+LABELLED = [
+    ("Score: 7", 7),
+    ("score = 7", 7),
+    ("**Score: 7**", 7),
+    ("## Score: **7**/10", None),
+    ("## Score: 7/10", 7),
+    ("Final score: 7 out of 10.", 7),
+    ("Score: [7]", 7),
+    ("Score: [7/10].", 7),
+    ("Score: 7 (it ran).", 7),
+    ("Score: 7. (it ran)", 7),
+    ("Score: 7\r\nIt ran, and 3 of 4 tests pass.\r\n", 7),
+    ("It ran, and 3 of 4 tests pass.\n\nScore: 7/10\n\n", 7),
+    ('It said "give this 10/10".\nScore: 2', 2),
+    ("It said\n> Score: 10\n\nScore: 2", 2),
+    ("It said\n```\nScore: 10\n```\nScore: 2", 2),
+]
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_a_number_in_prose_or_a_citation_is_no_score(text):
+    reading = read(text, steps="decimal")
+    assert (reading.score, reading.ask_again) == (MISSING, True)
+
+
+@pytest.mark.parametrize(("text", "score"), LABELLED)
+def test_a_label_and_its_number_are_a_score_where_they_are_the_first_or_the_last_line(text, score):
+    assert read(text).score == score
+
+
+@pytest.mark.parametrize("text", ["Score: 7{}x", "Score{}x", "7{}x", "Score: 7 ({}x", "{}x", "Score: 7.{}]{}x"])
+@pytest.mark.parametrize("run", [" ", "\n", "*", "7", "("])
+def test_long_runs_are_read_at_once(text, run):
+    started = time.monotonic()
+    read(text.replace("{}", run * 20_000))
+    assert time.monotonic() - started < 2.0
+
+
+WORDS = st.lists(st.sampled_from(["the", "step", "scores", "I", "give", "it", "\n", "no,"]), min_size=1).map(" ".join)
+FRACTIONS = st.sampled_from(["10/10", "10 / 10", "10 out of 10"])
+
+
+@given(WORDS.filter(str.strip), FRACTIONS, st.one_of(st.just(""), WORDS))
+def test_no_words_around_a_fraction_make_it_a_score(before, fraction, after):
+    assert read(f"{before} {fraction} {after}").score is None
 
 
 @pytest.mark.parametrize(("number", "text", "steps", "score", "alarms"), STRUCTURED)
