@@ -41,8 +41,8 @@ class BudgetGuard:
     A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same
     content may be asked more than once (a second sample, an unusable reply): the n-th time gets the n-th reply.
     After a kill only the calls that were in flight are paid again; the caps do not know of their first time. A call of
-    which it is not known whether it is billed (it ran out of time, its connection broke) counts with the most that it
-    can have cost.
+    which it is not known whether it is billed (it ran out of time, its connection broke), or what (the server counts no
+    tokens), counts with the most that it can have cost.
 
     Args:
         model: as the provider asks for it.
@@ -127,7 +127,7 @@ class BudgetGuard:
         key = self._next_key(request)
         self._given[key[0]] += 1
         attempt, latency_s = self._ended(key)
-        usd = _FREE if self._prices is None else self._prices.cost(reply.usage)
+        usd = self._price(attempt, reply)
         try:
             await self._write(self._record(request, key, CallOutcome.PAID, reply=reply, usd=usd, latency_s=latency_s))
             if self._cache is not None:
@@ -148,7 +148,8 @@ class BudgetGuard:
         """Figures of the run so far, resumed parts included.
 
         `calls` were sent, `failed` of them without an answer; `cached` and `logged` cost nothing. `usd` is None
-        without prices; `usd_unsettled` of it are the most that failed calls can have cost which may be billed.
+        without prices; `usd_unsettled` of it are the most that calls can have cost which failed and may be billed, or
+        whose reply came without a count of tokens.
         `latency_p50_s` (seconds) is None without an answer.
         """
         return {
@@ -173,6 +174,11 @@ class BudgetGuard:
                 budget.take_back(reservation)
             raise
         return tuple(held)
+
+    def _price(self, attempt: _Attempt, reply: CoachReply) -> Decimal:
+        if self._prices is None:
+            return _FREE
+        return self._prices.cost(reply.usage) if reply.usage.known else attempt.reservations[0].usd
 
     def _settle(self, attempt: _Attempt, usd: Decimal) -> None:
         for budget, reservation in zip(self._budgets, attempt.reservations, strict=True):
@@ -219,7 +225,7 @@ class BudgetGuard:
 
     def _count(self, record: CallRecord) -> None:
         self._outcomes[record.outcome] += 1
-        if record.outcome is CallOutcome.FAILED:
+        if record.outcome is CallOutcome.FAILED or (record.reply is not None and not record.reply.usage.known):
             self._unsettled += Decimal(record.usd)
         if record.outcome is CallOutcome.PAID and record.reply is not None:
             usage = record.reply.usage

@@ -36,6 +36,12 @@ class Usage:
     """Thinking among them."""
     thinking_tokens: int = 0
 
+    @property
+    def known(self) -> bool:
+        """Whether any token was counted; every reply has some, so that one without comes from a server that does not
+        say what it used."""
+        return any((self.input_tokens, self.cache_read_tokens, self.cache_write_tokens, self.output_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoachReply:

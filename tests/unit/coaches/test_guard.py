@@ -25,7 +25,7 @@ class Counter:
         self._now = 0
         self._fail_every = fail_every
         self._refused = refused
-        self._usage = usage or make_reply().usage
+        self._usage = make_reply().usage if usage is None else usage
 
     async def ask(self, request: CoachRequest, timeout_s: float) -> CoachReply:
         self.asked += 1
@@ -200,6 +200,43 @@ def test_a_call_that_may_be_billed_counts_with_the_most_it_can_have_cost(tmp_pat
     # A resumed run knows of them.
     resumed = make_guard(tmp_path, budget_usd=3.5 * bound).summary()
     assert (resumed["usd"], resumed["usd_unsettled"]) == pytest.approx((3 * bound, 3 * bound))
+
+
+@pytest.mark.parametrize("usage", [Usage(), Usage(thinking_tokens=7)])
+def test_a_reply_without_a_count_of_tokens_counts_with_the_most_it_can_have_cost(tmp_path, usage):
+    provider = Counter(usage=usage)
+    bound = float(Prices.of(PRICES).bound(REQUESTS[0]))
+    shared = Budget(usd=100)
+    guard = BudgetGuard(model="m", prices={"m": PRICES}, budget_usd=3.5 * bound, cache=str(tmp_path / "cache"))
+    guard.share(shared)
+    guard.bind(tmp_path / "one")
+    ends = ask_all(guard, provider, REQUESTS[:10], in_flight=8)
+    assert provider.asked == sum(isinstance(end, CoachReply) for end in ends) == 3
+    assert sum(isinstance(end, CoachError) for end in ends) == 7
+    assert guard.summary()["usd"] == guard.summary()["usd_unsettled"] == pytest.approx(3 * bound)
+    assert guard.summary()["failed"] == 0
+    assert float(shared.spent_usd) == pytest.approx(3 * bound)
+    # A resumed run knows of them, and one that is answered from the cache pays nothing.
+    resumed = make_guard(tmp_path / "one", budget_usd=3.5 * bound).summary()
+    assert (resumed["usd"], resumed["usd_unsettled"]) == pytest.approx((3 * bound, 3 * bound))
+    cached = make_guard(tmp_path / "two", budget_usd=3.5 * bound, cache=str(tmp_path / "cache"))
+    ask_all(cached, provider, REQUESTS[:3])
+    assert cached.summary()["usd"] == cached.summary()["usd_unsettled"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens"])
+def test_a_reply_with_any_count_of_tokens_costs_what_it_says(tmp_path, kind):
+    guard, usage = make_guard(tmp_path, budget_usd=1), Usage(**{kind: 1000})
+    ask_all(guard, Counter(usage=usage), REQUESTS[:2])
+    assert guard.summary()["usd"] == pytest.approx(2 * float(Prices.of(PRICES).cost(usage)))
+    assert guard.summary()["usd_unsettled"] == 0.0
+
+
+def test_without_prices_a_reply_without_a_count_of_tokens_has_no_dollars(tmp_path):
+    guard = make_guard(tmp_path, prices=None)
+    ask_all(guard, Counter(usage=Usage()), REQUESTS[:2])
+    assert (guard.summary()["usd"], guard.summary()["usd_unsettled"]) == (None, None)
+    assert {json.loads(line)["usd"] for line in (tmp_path / LOG).read_text().splitlines()} == {"0"}
 
 
 @pytest.mark.parametrize("fail_every", [0, 3])

@@ -82,6 +82,7 @@ def test_compatible_server_without_schemas_usage_or_key():
     assert "response_format" not in body
     assert body["max_completion_tokens"] == 9
     assert (reply.structured, reply.usage) == (False, Usage())
+    assert not reply.usage.known
 
 
 @pytest.mark.parametrize(
