@@ -262,7 +262,7 @@ def test_answers_lie_where_no_program_reaches(teams, source):
 import os, pathlib
 print("seen:", os.path.exists({str(folder)!r}))
 for root in ("/tmp", "/var/tmp", "/root", "/home", "."):
-    for path in pathlib.Path(root).rglob("*answer*"):
+    for path in pathlib.Path(root).rglob("*answer*.csv"):
         print("found:", path)
 """
     script = {**perfect(task), "analyst": [block(look), SUMMARY]}
