@@ -199,8 +199,11 @@ class VLLMProvider:
         return self._tokenizer
 
     def _encoded(self, request: CoachRequest) -> tuple[int, ...]:
+        """The prompt. Control tokens in the case are broken up, or what an agent wrote could open a turn of its own."""
+        from lightning_mappa.workflows.conversation import ControlTokens
+
         tokenizer = self._load()
-        asked = f"{request.shared}\n\n{request.question}"
+        asked = ControlTokens(tokenizer).plain(f"{request.shared}\n\n{request.question}")
         system, user = {"role": "system", "content": request.system}, {"role": "user", "content": asked}
         try:
             text = tokenizer.apply_chat_template([system, user], tokenize=False, add_generation_prompt=True)

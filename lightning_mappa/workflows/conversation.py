@@ -22,6 +22,21 @@ _PROBE = "bb21f3c0"
 _BRACKETED = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
+class ControlTokens:
+    """The tokens of a tokenizer that steer a model, which nobody but the chat template may write."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        tokens = _control_tokens(tokenizer)
+        self.ids = {tokenizer.convert_tokens_to_ids(token) for token in tokens}
+        self._pattern = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+    def plain(self, text: str) -> str:
+        """`text` with a space inside every control token, so that it is read as text and steers nothing."""
+        while self._pattern.search(text):
+            text = self._pattern.sub(lambda match: f"{match[0][:1]} {match[0][1:]}", text)
+        return text
+
+
 class ChatFormat:
     """A tokenizer's own chat template, taken apart into the pieces a growing context is made of.
 
@@ -34,9 +49,8 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ConfigError("model.path: the tokenizer has no chat template; give a chat model or add one")
         self._tokenizer = tokenizer
-        self._controls = _control_tokens(tokenizer)
-        self._control_ids = {tokenizer.convert_tokens_to_ids(token) for token in self._controls}
-        self._control_pattern = re.compile("|".join(map(re.escape, self._controls)) or r"(?!)")
+        self._controls = ControlTokens(tokenizer)
+        self._control_ids = self._controls.ids
         self._has_system = self._renders(_message("system", _PROBE), _message("user", "question"))
         self.tool_role = tool_role or ("tool" if self._tells_tool_from_user() else "user")
         self.opens_thinking = self._render([_message("user", "question")]).rstrip().endswith(THINK)
@@ -76,10 +90,8 @@ class ChatFormat:
         return text
 
     def plain(self, text: str) -> str:
-        """`text` with a space inside every control token, so that it is read as text and steers nothing."""
-        while self._control_pattern.search(text):
-            text = self._control_pattern.sub(lambda match: f"{match[0][:1]} {match[0][1:]}", text)
-        return text
+        """See `ControlTokens.plain`."""
+        return self._controls.plain(text)
 
     def _render(self, messages: Sequence[ChatMessage], generation_prompt: bool = True) -> str:
         try:
