@@ -249,10 +249,10 @@ def _plain_score(text: str) -> float:
     if len(found) > 1:
         raise UnreadableError("the reply gives more than one score")
     lines = [line for line in text.split("\n") if line.strip()]
-    labelled = [match for line in (lines[0], lines[-1]) if (match := _LABELLED_LINE.fullmatch(line))]
-    if not labelled:
+    labelled = _LABELLED_LINE.fullmatch(lines[0]) or _LABELLED_LINE.fullmatch(lines[-1])
+    if labelled is None:
         raise UnreadableError("the reply gives no score from 0 to 10 on a line of its own")
-    return float(labelled[0]["score"])
+    return float(labelled["score"])
 
 
 def _checked(score: float, *, steps: ScoreSteps, reason: str, alarms: tuple[str, ...] = ()) -> Reading:
