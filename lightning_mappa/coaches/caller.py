@@ -115,7 +115,7 @@ class Caller:
             raise
         usage = reply.usage
         used = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
-        self._pace.replied(max(estimate - used, 0))
+        self._pace.replied(max(estimate - used, 0) if usage.known else 0)
         self._last_refusal = ("", 0)
         return reply
 
