@@ -145,12 +145,16 @@ def test_requests_are_taken_while_others_are_in_flight(served: Served) -> None:
         async with served.engine.session("long") as long, served.engine.session("pad"), served.engine.session("s") as s:
             assert long._replicas == s._replicas  # type: ignore[attr-defined]  # one engine for both
             start = time.monotonic()
-            slow = asyncio.create_task(long.generate(request(1, temperature=1.3, new=400, length=30)))
+            # Several, as any one of them may happen to end its turn early.
+            slow = [
+                asyncio.create_task(long.generate(request(seed, temperature=1.3, new=400, length=30)))
+                for seed in range(10, 18)
+            ]
             await asyncio.sleep(0.1)
             await s.generate(request(2, new=2))
             quick_s = time.monotonic() - start
-            assert not slow.done()
-            await slow
+            assert not all(task.done() for task in slow)
+            await asyncio.gather(*slow)
             return quick_s, time.monotonic() - start
 
     quick_s, slow_s = asyncio.run(play())
