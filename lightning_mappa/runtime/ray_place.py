@@ -58,7 +58,12 @@ class RayPlace:
 
     def prepare(self) -> None:
         worker = ray.remote(RankWorker)
-        env = {"OMP_NUM_THREADS": str(torch_threads(self._cfg)), "GOMP_SPINCOUNT": "1000"}
+        # glibc would keep a heap per thread, each as large as its last peak; see `local.share_one_heap`.
+        env = {
+            "OMP_NUM_THREADS": str(torch_threads(self._cfg)),
+            "GOMP_SPINCOUNT": "1000",
+            "MALLOC_ARENA_MAX": "1",
+        }
         if self._cfg.trainer.accelerator == "cpu":
             env["DS_ACCELERATOR"] = "cpu"
         for agent in self._placement.agents:
