@@ -31,9 +31,10 @@ class KillEngine(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch.step == 0:
-            for process in psutil.Process().parent().children(recursive=True):  # the parent is Ray's raylet
-                if process.name().startswith("ray::Transforme"):
-                    process.kill()
+            actors = psutil.Process().parent().children(recursive=True)  # the parent is Ray's raylet
+            engines = [process for process in actors if process.name().startswith("ray::Transforme")]
+            assert len(engines) == 1, [process.name() for process in actors]
+            engines[0].kill()
 
 
 class Bug(Callback):
