@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 from lightning.pytorch import Callback
 
+from tests.processes import named
+
 
 class SignalOnce(Callback):
     """Sends this process a signal in step 1, the first time that a file `marker` is not there."""
@@ -31,9 +33,9 @@ class KillEngine(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch.step == 0:
-            actors = psutil.Process().parent().children(recursive=True)  # the parent is Ray's raylet
-            engines = [process for process in actors if process.name().startswith("ray::Transforme")]
-            assert len(engines) == 1, [process.name() for process in actors]
+            actors = named(psutil.Process().parent().children(recursive=True))  # the parent is Ray's raylet
+            engines = [process for name, process in actors if name.startswith("ray::Transforme")]
+            assert len(engines) == 1, [name for name, _ in actors]
             engines[0].kill()
 
 

@@ -20,6 +20,7 @@ from lightning_mappa.errors import InfrastructureError, RankLost
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime import placement
 from tests.integration.conftest import SMALL, exported, run_fit, untimed_lines
+from tests.processes import named
 
 pytestmark = pytest.mark.slow
 RAY = ("runtime=ray", "runtime.object_store_gb=0.2", "runtime.heartbeat_s=30")
@@ -135,7 +136,7 @@ def test_no_process_outlives_the_driver(tmp_path, number):
         assert time.monotonic() < deadline
         time.sleep(0.5)
     parts = psutil.Process(process.pid).children(recursive=True)
-    names = " ".join(part.name() for part in parts)
+    names = " ".join(name for name, _ in named(parts))
     assert all(name in names for name in ("raylet", "gcs_server", "ray::RankWorker", "ray::Transforme")), names
     process.send_signal(number)
     code = process.wait(timeout=90)

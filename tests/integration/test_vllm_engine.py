@@ -37,6 +37,7 @@ from tests.integration.vllm_setup import (
     trainer_log_probs,
 )
 from tests.packages import needs
+from tests.processes import living
 
 pytestmark = [pytest.mark.slow, needs("vllm"), pytest.mark.timeout(600)]
 
@@ -350,7 +351,7 @@ def test_closed_engines_leave_no_process_and_refuse(cluster: None, tmp_path: Pat
     assert psutil.pid_exists(pid)
     engine.close()
     engine.close()
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20)
+    psutil.wait_procs(living([pid]), timeout=20)
     assert not psutil.pid_exists(pid)
     for refused in (
         lambda: answers(engine, [request(1)]),

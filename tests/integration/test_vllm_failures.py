@@ -29,6 +29,7 @@ from tests.integration.vllm_setup import (
     trained,
 )
 from tests.packages import needs
+from tests.processes import living
 
 pytestmark = [pytest.mark.slow, needs("vllm"), pytest.mark.timeout(600)]
 
@@ -108,8 +109,7 @@ def test_engines_that_die_and_hang_are_replaced_and_nothing_is_lost(path: str) -
                 refused()
     finally:
         engine.close()
-    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(left, timeout=20)[1], "an engine outlived its driver's close"
+    assert not psutil.wait_procs(living(pids), timeout=20)[1], "an engine outlived its driver's close"
 
 
 def test_an_engine_that_breaks_in_a_step_is_replaced_and_the_reason_is_kept(path: str) -> None:
