@@ -11,7 +11,7 @@ CHOICES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **ALGORITHM_OPTIONS,
     "cases": (("mathchat", "dsbench"), ()),
     "engine.name": (("transformers", "vllm"), ()),
-    "engine.weight_transport": (("object_store",), ("nccl", "ipc")),
+    "engine.weight_transport": (("object_store", "nccl", "ipc"), ()),
     "runtime.name": (("local", "ray"), ()),
     "strategy": (("single_device", "zero2", "zero3", "zero3_offload"), ("ddp", "fsdp", "zero1")),
     "trainer.accelerator": (("cpu", "cuda", "gpu"), ("auto", "mps", "tpu")),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from peft import PeftModel
-from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
@@ -26,7 +25,7 @@ from lightning_mappa.runtime.base import AgentLink
 from lightning_mappa.schedule import lr_factor
 from lightning_mappa.seeds import derive_seed
 from lightning_mappa.step_metrics import Update, batch_metrics, update_metrics
-from lightning_mappa.strategies.zero import ZeroStrategy, optimizer_step, ranks_of, release, whole_tensors
+from lightning_mappa.strategies.zero import WholeTensors, ZeroStrategy, optimizer_step, ranks_of, release
 from lightning_mappa.types import ExperienceBatch
 from lightning_mappa.update import PolicyUpdate
 
@@ -241,13 +240,13 @@ class AgentModule(LightningModule):
             with_entropy=with_entropy,
         )
 
-    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(self) -> WholeTensors:
         """What training changes, whole, one tensor at a time; the names are those of `trained_tensors`.
 
         To be read by every rank alike, to its end.
         """
         release(self.trainer)
-        yield from whole_tensors(trained_parameters(self.model))
+        return WholeTensors(trained_parameters(self.model))
 
     def fingerprint(self) -> Fingerprint:
         """What the current weights say after a fixed prompt; asked of every rank alike."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -79,6 +79,23 @@ class Engine(Protocol):
 
     def context_length(self, agent_id: str) -> int:
         """Most tokens that prompt and response may have together."""
+        ...
+
+
+@runtime_checkable
+class DirectEngine(Protocol):
+    """An engine in actors that take weights straight from the ranks that train them."""
+
+    def actors(self, agent_id: str) -> list[Any]:
+        """Of the engines that serve the agent."""
+        ...
+
+    def announce(self, agent_id: str, version: int, n_bytes: int) -> None:
+        """Says that they have the weights of `version`."""
+        ...
+
+    def wake(self, agent_id: str, tags: Sequence[str] | None = None) -> None:
+        """As `Sleeper.wake_all`, of the engines that serve the agent; those awake stay so."""
         ...
 
 

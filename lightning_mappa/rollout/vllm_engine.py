@@ -124,10 +124,11 @@ class VLLMEngine:
         self.sync_bytes[agent_id] = stored.n_bytes
         self.sync_s[agent_id] = time.monotonic() - start
 
-    def announce(self, agent_id: str, version: int) -> None:
+    def announce(self, agent_id: str, version: int, n_bytes: int) -> None:
         """Says that `version` has arrived another way (`nccl`, `ipc`), where nothing is kept for a fresh engine."""
         self._find(agent_id)
         self._wait(self._update(agent_id, version, None))
+        self.sync_bytes[agent_id] = n_bytes
 
     def actors(self, agent_id: str) -> list[Any]:
         """Handles of the agent's engines, for a Trainer that sends its weights itself."""

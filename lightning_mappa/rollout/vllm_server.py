@@ -54,6 +54,7 @@ class VLLMServer:
         self._expected: dict[str, Shapes] = {}
         self._zero: LoRARequest | None = None
         self._adapters: dict[str, LoRARequest] = {}
+        self._asleep: set[str] = set()
         self._loop = StepLoop(self._build)
 
     # -- what the driver asks ---------------------------------------------------------------------------
@@ -171,11 +172,17 @@ class VLLMServer:
         """Frees the weights' and the cache's memory until `wake`; does nothing where the group does not sleep."""
         if self._sleeps():
             await self._call(lambda engine: engine.sleep(level))
+            self._asleep = {"weights", "kv_cache"}
 
     async def wake(self, tags: Sequence[str] | None = None) -> None:
-        """`weights` before an update and `kv_cache` after it keeps both from being alive at a time; None wakes all."""
-        if self._sleeps():
-            await self._call(lambda engine: engine.wake_up(list(tags) if tags is not None else None))
+        """`weights` before an update and `kv_cache` after it keeps both from being alive at a time; None wakes all.
+
+        What is awake stays so: vLLM would map the same memory twice.
+        """
+        woken = sorted(self._asleep.intersection(self._asleep if tags is None else tags))
+        if woken:
+            await self._call(lambda engine: engine.wake_up(woken))
+            self._asleep.difference_update(woken)
 
     # -- on the engine's thread -------------------------------------------------------------------------
 

@@ -93,6 +93,17 @@ class AgentLink(Protocol):
         """
         ...
 
+    def offer_weights(self, version: int) -> Sequence[Any]:
+        """Has the agent's engines make room for tensors that come to them straight from the ranks.
+
+        Returns their actors. Part of a `push_weights` by a `WeightSender`, like `weights_sent`.
+        """
+        ...
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        """Says that the engines have them. Raises `InfrastructureError` when they serve another `fingerprint`."""
+        ...
+
     def evaluation(self, version: int) -> Mapping[str, float]:
         """The system's evaluation on the selection split at `version`: computed once, the same to every agent."""
         ...

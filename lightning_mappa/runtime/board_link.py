@@ -59,6 +59,14 @@ class BoardLink:
         board.weights.push(self.agent_id, PushedWeights(version=version, tensors=tensors, fingerprint=fingerprint))
         board.ledger.record_sync(self.agent_id, version)
 
+    def offer_weights(self, version: int) -> Sequence[Any]:
+        return self._board.weights.make_room(self.agent_id)
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        board = self._board
+        board.weights.arrived(self.agent_id, version, n_bytes, fingerprint)
+        board.ledger.record_sync(self.agent_id, version)
+
     def evaluation(self, version: int) -> Mapping[str, float]:
         self._board.ask(self.agent_id, Job("evaluate", version))
         return self._board.evaluations[version]

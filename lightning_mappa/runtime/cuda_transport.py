@@ -6,7 +6,9 @@ machine: vLLM's transfer engines know nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import socket
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -18,99 +20,80 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.runtime.actor_client import ActorClient
+from lightning_mappa.runtime.weight_sender import WholeWeights
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine
 
 
 class TensorSource(WeightSource):
-    """What `AgentModule.full_tensors` yields, gathered one at a time and afresh in every pass.
+    """An agent's current weights, on the GPU and in the dtype that they travel in."""
 
-    Args:
-        shapes: of every tensor, in the order of a pass; known without gathering anything.
-        dtype: that all of them travel in.
-    """
-
-    def __init__(
-        self,
-        tensors: Callable[[], Iterator[tuple[str, Tensor]]],
-        shapes: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
-    ) -> None:
-        self._tensors = tensors
-        self._shapes = shapes
+    def __init__(self, tensors: WholeWeights, dtype: torch.dtype) -> None:
+        self.tensors = tensors
         self._dtype = dtype
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(math.prod(shape) for shape in self.tensors.shapes.values()) * self._dtype.itemsize
+
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, self._dtype, shape) for name, shape in self._shapes.items()]
+        return [ParamMeta(name, self._dtype, shape) for name, shape in self.tensors.shapes.items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._tensors():
+        for name, tensor in self.tensors:
             yield name, tensor.to(device="cuda", dtype=self._dtype).contiguous()
 
 
-class ActorClient:
-    """vLLM's control plane (`VLLMWeightSyncClient`) over the actors of one group of engines.
+class CudaSender:
+    """A `WeightSender` over GPUs. The ranks meet the engines in the first `send`.
 
     Args:
-        actors: of `VLLMServer`, every engine of the group.
-        ranks_per_engine: tensor_parallel_size.
-        timeout_s: no call waits longer.
-    """
-
-    def __init__(self, actors: Sequence[Any], ranks_per_engine: int, timeout_s: float) -> None:
-        self._actors = list(actors)
-        self._ranks = ranks_per_engine
-        self._timeout_s = timeout_s
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Each engine counts its ranks from 0, so those behind the first are shifted in the group of all."""
-        payloads = [
-            init_info | {"rank_offset": init_info["rank_offset"] + i * self._ranks}
-            if "rank_offset" in init_info
-            else init_info
-            for i in range(len(self._actors))
-        ]
-        self._all("init_weight_transfer_engine", payloads)
-
-    def start_weight_update(self) -> None:
-        self._all("start_weight_update", [None] * len(self._actors))
-
-    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        self._all("update_weights", [update_info] * len(self._actors))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """The version is told to the engines apart, with `VLLMEngine.announce`, which also resets their caches."""
-        self._all("finish_weight_update", [None] * len(self._actors))
-
-    def _all(self, method: str, payloads: Sequence[Any]) -> None:
-        calls = [actor.transfer.remote(method, payload) for actor, payload in zip(self._actors, payloads, strict=True)]
-        ray.get(calls, timeout=self._timeout_s)
-
-
-def open_transfer(
-    transport: str,
-    source: WeightSource,
-    client: ActorClient,
-    *,
-    rank: int,
-    world_size: int,
-    master_address: str,
-    master_port: int,
-) -> TrainerWeightTransferEngine[Any]:
-    """The engine whose `send_weights()` every trainer rank calls after a step.
-
-    Args:
+        transport: `nccl`, for engines on other GPUs, or `ipc`, for those on the ranks' own.
+        dtype: of the engines' weights.
         rank: of this process in its Trainer; rank 0 sends.
-        world_size: 1 and the ranks of all engines.
-        master_address: where rank 0 listens for engines, on `nccl`.
+        ranks_per_engine: tensor_parallel_size.
+        timeout_s: no call of an engine waits longer.
     """
-    if transport == "nccl":
-        info: Any = NCCLTrainerInitInfo(
-            master_address=master_address, master_port=master_port, world_size=world_size, packed=True, rank=rank
-        )
-    elif transport == "ipc":
-        info = IPCTrainerInitInfo(packed=True, rank=rank)
-    else:
-        raise ConfigError(f"engine.weight_transport: got {transport!r}, allowed on CUDA are nccl and ipc")
-    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+    def __init__(
+        self, transport: str, dtype: torch.dtype, *, rank: int, ranks_per_engine: int, timeout_s: float
+    ) -> None:
+        if transport not in ("nccl", "ipc"):
+            raise ConfigError(f"engine.weight_transport: got {transport!r}, allowed on CUDA are nccl and ipc")
+        self._transport = transport
+        self._dtype = dtype
+        self._rank = rank
+        self._ranks_per_engine = ranks_per_engine
+        self._timeout_s = timeout_s
+        self._source: TensorSource | None = None
+        self._transfer: TrainerWeightTransferEngine[Any] | None = None
+
+    def send(self, tensors: WholeWeights, engines: Sequence[Any]) -> int:
+        if self._source is None or self._transfer is None:
+            self._source = TensorSource(tensors, self._dtype)
+            self._transfer = self._meet(self._source, engines)
+        self._source.tensors = tensors
+        self._transfer.send_weights()
+        return self._source.n_bytes
+
+    def _meet(self, source: TensorSource, engines: Sequence[Any]) -> TrainerWeightTransferEngine[Any]:
+        info: Any = IPCTrainerInitInfo(packed=True, rank=self._rank)
+        if self._transport == "nccl":
+            info = NCCLTrainerInitInfo(
+                master_address=ray.util.get_node_ip_address(),
+                master_port=_free_port(),
+                world_size=1 + len(engines) * self._ranks_per_engine,
+                packed=True,
+                rank=self._rank,
+            )
+        client = ActorClient(engines, self._ranks_per_engine, self._timeout_s)
+        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

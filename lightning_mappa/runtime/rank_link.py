@@ -15,6 +15,7 @@ from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
 from lightning_mappa.errors import InfrastructureError, MappaError, RankLost
 from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.runtime.base import AgentLink
+from lightning_mappa.runtime.weight_sender import WeightSender, send_straight
 from lightning_mappa.types import ActionKey, Experience
 
 T = TypeVar("T")
@@ -30,10 +31,19 @@ class RankLink:
         link: the run's own; on rank 0 only.
         agent_id: as the link has it, like the next two.
         timeout_s: longest wait of the other ranks for rank 0: more than the longest wait of the link.
+        sender: takes weights straight to the engines; None pushes them through rank 0's link.
     """
 
     def __init__(
-        self, link: AgentLink | None, *, rank: int, agent_id: str, first_step: int, max_steps: int, timeout_s: float
+        self,
+        link: AgentLink | None,
+        *,
+        rank: int,
+        agent_id: str,
+        first_step: int,
+        max_steps: int,
+        timeout_s: float,
+        sender: WeightSender | None = None,
     ) -> None:
         if (link is None) != (rank > 0):
             raise ValueError("rank 0 alone has the run's own link")
@@ -41,6 +51,7 @@ class RankLink:
         self.first_step = first_step
         self.max_steps = max_steps
         self._link = link
+        self._sender = sender
         self._timeout = timedelta(seconds=timeout_s)
         self._group: Any = None
 
@@ -57,6 +68,9 @@ class RankLink:
 
     def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
         """The tensors come out of collectives, so every rank reads all of them, whatever rank 0 meets with."""
+        if self._sender is not None:
+            send_straight(self, self._sender, version, tensors, fingerprint)
+            return
         stream = iter(tensors)
 
         def push(link: AgentLink) -> None:
@@ -68,6 +82,15 @@ class RankLink:
         if self._link is None:
             deque(stream, maxlen=0)
         self._ask(push)
+
+    def offer_weights(self, version: int) -> Sequence[Any]:
+        """The engines' actors on rank 0, which alone talks to them; nothing on the others."""
+        engines: list[Any] = []
+        self._ask(lambda link: engines.extend(link.offer_weights(version)))
+        return engines
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        self._ask(lambda link: link.weights_sent(version, n_bytes, fingerprint))
 
     def evaluation(self, version: int) -> Mapping[str, float]:
         return self._ask(lambda link: dict(link.evaluation(version)))

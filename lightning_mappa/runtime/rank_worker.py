@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.memory import peak_rss_gib
@@ -16,6 +17,7 @@ from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.runtime.cluster_environment import ExternalRanks
 from lightning_mappa.runtime.rank_link import RankLink
 from lightning_mappa.runtime.remote_link import Answer, Call, Ended, RemoteLink
+from lightning_mappa.runtime.weight_sender import WeightSender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class RankWorker:
         self._parts: Any = None
         self._place: RankPlace | None = None
         self._link: RemoteLink | None = None
+        self._sender: WeightSender | None = None
 
     def main_address(self) -> tuple[str, int]:
         """This machine's address and a port that is free on it."""
@@ -74,7 +77,14 @@ class RankWorker:
 
         # Longer than any wait of the run itself, which says better what it was for.
         timeout_s = 2 * longest_wait_s(self._cfg)
-        self._link = RemoteLink(self._place.agent_id, first_step=first_step, max_steps=max_steps, timeout_s=timeout_s)
+        self._sender = _sender(self._cfg, self._place)
+        self._link = RemoteLink(
+            self._place.agent_id,
+            first_step=first_step,
+            max_steps=max_steps,
+            timeout_s=timeout_s,
+            sender=self._sender,
+        )
         arguments = (self._link, self._place, RunFolder(folder), checkpoint)
         threading.Thread(target=self._train, args=arguments, name="trainer", daemon=True).start()
 
@@ -98,13 +108,15 @@ class RankWorker:
             if self._cfg.agents[place.agent_id].strategy == "single_device":
                 train_agent(self._cfg, folder, self._parts, checkpoint, link)
             else:
-                train_agent(self._cfg, folder, self._parts, checkpoint, _shared(link, place), _ranks(place))
+                train_agent(
+                    self._cfg, folder, self._parts, checkpoint, _shared(link, place, self._sender), _ranks(place)
+                )
         except BaseException as caught:
             error = caught
         link.end(error)
 
 
-def _shared(link: RemoteLink, place: RankPlace) -> RankLink:
+def _shared(link: RemoteLink, place: RankPlace, sender: WeightSender | None) -> RankLink:
     return RankLink(
         link if place.rank == 0 else None,
         rank=place.rank,
@@ -112,6 +124,23 @@ def _shared(link: RemoteLink, place: RankPlace) -> RankLink:
         first_step=link.first_step,
         max_steps=link.max_steps,
         timeout_s=2 * link.timeout_s,
+        sender=sender,
+    )
+
+
+def _sender(cfg: DictConfig, place: RankPlace) -> WeightSender | None:
+    """None where weights go through the object store, as adapters always do."""
+    agent, transport = cfg.agents[place.agent_id], cfg.engine.weight_transport
+    if cfg.engine.name != "vllm" or transport == "object_store" or agent.model.lora is not None:
+        return None
+    from lightning_mappa.runtime.cuda_transport import CudaSender
+
+    return CudaSender(
+        transport,
+        getattr(torch, agent.model.dtype),
+        rank=place.rank,
+        ranks_per_engine=agent.tensor_parallel_size,
+        timeout_s=cfg.runtime.deadline_s,
     )
 
 

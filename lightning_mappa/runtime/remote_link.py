@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_mappa.algorithm.advantages import ActionCredit, ActionStats
 from lightning_mappa.errors import InfrastructureError, MappaError
 from lightning_mappa.rollout.fingerprint import Fingerprint
+from lightning_mappa.runtime.weight_sender import WeightSender, send_straight
 from lightning_mappa.runtime.weight_transport import StoredWeights
 from lightning_mappa.types import ActionKey, Experience
 
@@ -56,13 +57,20 @@ class RemoteLink:
     """An `AgentLink` in the process of a Trainer; `runtime.relay` is its other end.
 
     The Trainer's thread is the only one that calls it.
+
+    Args:
+        timeout_s: longest wait for an answer.
+        sender: takes weights straight to the engines; None sends them through the object store.
     """
 
-    def __init__(self, agent_id: str, *, first_step: int, max_steps: int, timeout_s: float) -> None:
+    def __init__(
+        self, agent_id: str, *, first_step: int, max_steps: int, timeout_s: float, sender: WeightSender | None = None
+    ) -> None:
         self.agent_id = agent_id
         self.first_step = first_step
         self.max_steps = max_steps
         self.timeout_s = timeout_s
+        self._sender = sender
         self._numbers = itertools.count()
         self._outgoing: queue.SimpleQueue[Call | Ended] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -82,7 +90,17 @@ class RemoteLink:
 
     def push_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]], fingerprint: Fingerprint) -> None:
         """Only the way to the tensors is sent: they stay in the object store until an engine fetches them."""
-        self._ask("push_stored", version, StoredWeights.store(tensors), fingerprint)
+        if self._sender is None:
+            self._ask("push_stored", version, StoredWeights.store(tensors), fingerprint)
+        else:
+            send_straight(self, self._sender, version, tensors, fingerprint)
+
+    def offer_weights(self, version: int) -> Sequence[Any]:
+        engines: Sequence[Any] = self._ask("offer_weights", version)
+        return engines
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        self._ask("weights_sent", version, n_bytes, fingerprint)
 
     def evaluation(self, version: int) -> Mapping[str, float]:
         return self._ask("evaluation", version)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_mappa.rollout.engine import Engine, Sleeper
+from lightning_mappa.rollout.engine import DirectEngine, Engine, Sleeper
 from lightning_mappa.rollout.fingerprint import Fingerprint, check_fingerprints
 
 
@@ -42,6 +42,7 @@ class ServedWeights:
         self._tolerances = tolerances
         self._keeps = staged
         self._staged: dict[int, dict[str, PushedWeights]] = {}
+        self._began: dict[str, float] = {}
         self._resting = False
         self._sync_s = 0.0
 
@@ -55,6 +56,26 @@ class ServedWeights:
     def serve(self, version: int) -> None:
         """Puts what was staged as `version` into the engine, every agent at once. Only between two rollouts."""
         self._put(self._staged.pop(version, {}))
+
+    def make_room(self, agent_id: str) -> list[Any]:
+        """Readies the agent's engines for weights that go straight to them; returns their actors."""
+        assert isinstance(self._engine, DirectEngine)
+        self._began[agent_id] = time.monotonic()
+        if self._resting:
+            self._engine.wake(agent_id, ["weights"])
+        return self._engine.actors(agent_id)
+
+    def arrived(self, agent_id: str, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        """The agent's engines have got weights of `version` straight from its ranks.
+
+        Raises `InfrastructureError` when they serve others.
+        """
+        assert isinstance(self._engine, DirectEngine)
+        self._engine.announce(agent_id, version, n_bytes)
+        if self._resting:
+            self._engine.wake(agent_id, ["kv_cache"])
+        self._check(agent_id, PushedWeights(version=version, tensors=None, fingerprint=fingerprint))
+        self._sync_s += time.monotonic() - self._began.pop(agent_id)
 
     def rest(self) -> None:
         """Lets an engine that shares GPUs with Trainers free its memory until the next `serve`."""

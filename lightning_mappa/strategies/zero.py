@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -182,16 +183,26 @@ def shard(parameter: nn.Parameter) -> Tensor:
     return getattr(parameter, "ds_tensor", parameter)
 
 
-def whole_tensors(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter's values, whole for as long as nothing more is asked for.
+@dataclass(frozen=True)
+class WholeTensors:
+    """Each parameter's values, whole for as long as nothing more is asked for; may be read more than once.
 
     Under ZeRO-3 one at a time is put together, on every rank, so every rank has to read all of them.
     """
-    for name, parameter in parameters.items():
-        if hasattr(parameter, "ds_tensor"):
-            from deepspeed.runtime.zero import GatheredParameters
 
-            with GatheredParameters([parameter]):
+    parameters: Mapping[str, nn.Parameter]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor, in the order of a reading, without putting anything together."""
+        return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.parameters.items()}
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.parameters.items():
+            if hasattr(parameter, "ds_tensor"):
+                from deepspeed.runtime.zero import GatheredParameters
+
+                with GatheredParameters([parameter]):
+                    yield name, parameter.detach()
+            else:
                 yield name, parameter.detach()
-        else:
-            yield name, parameter.detach()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from lightning_mappa.models.load import load_trained_tensors, trained_tensors
+from lightning_mappa.models.load import load_trained_tensors, trained_parameters, trained_tensors
 from lightning_mappa.rollout.vllm_engine import VLLMEngine
+from lightning_mappa.strategies.zero import WholeTensors
 from tests.integration.vllm_setup import change, fingerprint_gap, group, ray_cluster, save_model, trained
 from tests.packages import needs
 
@@ -27,31 +28,18 @@ def model_path(tmp_path: Path) -> Iterator[str]:
 def test_what_was_sent_is_what_is_served(model_path: str, transport: str, gpus: int, num_engines: int) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"needs {gpus} CUDA devices for {transport} to {num_engines} engines")
-    from lightning_mappa.runtime.cuda_transport import ActorClient, TensorSource, open_transfer
+    from lightning_mappa.runtime.cuda_transport import CudaSender
 
     own = trained(model_path)
     model: PreTrainedModel = trained(model_path).to("cuda:0")  # type: ignore[arg-type]
     engine = VLLMEngine([group(model_path, weight_transport=transport, num_engines=num_engines)])
     try:
-        source = TensorSource(
-            lambda: iter(trained_tensors(model).items()),
-            {name: tuple(tensor.shape) for name, tensor in trained_tensors(model).items()},
-            torch.float32,
-        )
-        transfer = open_transfer(
-            transport,
-            source,
-            ActorClient(engine.actors("solver"), 1, 120.0),
-            rank=0,
-            world_size=1 + num_engines,
-            master_address="127.0.0.1",
-            master_port=29511,
-        )
+        sender = CudaSender(transport, torch.float32, rank=0, ranks_per_engine=1, timeout_s=120.0)
         for version in (1, 2):
             change(own, version)
             load_trained_tensors(model, trained_tensors(own))
-            transfer.send_weights()
-            engine.announce("solver", version)
+            n_bytes = sender.send(WholeTensors(trained_parameters(model)), engine.actors("solver"))
+            engine.announce("solver", version, n_bytes)
             assert fingerprint_gap(engine, own, version) < 2e-3
     finally:
         engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def recorders(count: int) -> list[Any]:
 def test_every_engine_gets_ranks_of_its_own_behind_the_sender(cluster: None) -> None:
     import ray
 
-    from lightning_mappa.runtime.cuda_transport import ActorClient
+    from lightning_mappa.runtime.actor_client import ActorClient
 
     actors = recorders(3)
     client = ActorClient(actors, 2, 120.0)
@@ -63,32 +63,23 @@ def test_every_engine_gets_ranks_of_its_own_behind_the_sender(cluster: None) -> 
         assert calls[2][1] == {"names": ["w"]}
 
 
-def test_the_source_tells_shapes_without_gathering_and_takes_a_fresh_pass_each_time() -> None:
+def test_the_source_tells_shapes_without_reading_a_tensor() -> None:
     from lightning_mappa.runtime.cuda_transport import TensorSource
 
-    passes = []
+    class Unread:
+        shapes: ClassVar = {"w": (2, 3)}
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        passes.append(1)
-        yield "w", torch.zeros(2, 3)
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            raise AssertionError("a tensor was put together")
 
-    source = TensorSource(tensors, {"w": (2, 3)}, torch.bfloat16)
+    source = TensorSource(Unread(), torch.bfloat16)
     (meta,) = source.metadata()
     assert (meta.name, meta.dtype, meta.shape) == ("w", torch.bfloat16, (2, 3))
-    assert not passes
+    assert source.n_bytes == 12
 
 
 def test_a_transport_that_is_none_of_vllms_is_refused() -> None:
-    from lightning_mappa.runtime.cuda_transport import ActorClient, TensorSource, open_transfer
+    from lightning_mappa.runtime.cuda_transport import CudaSender
 
-    source = TensorSource(lambda: iter(()), {}, torch.float32)
     with pytest.raises(ConfigError, match="allowed on CUDA are nccl and ipc"):
-        open_transfer(
-            "carrier_pigeon",
-            source,
-            ActorClient([], 1, 1.0),
-            rank=0,
-            world_size=1,
-            master_address="127.0.0.1",
-            master_port=1,
-        )
+        CudaSender("carrier_pigeon", torch.float32, rank=0, ranks_per_engine=1, timeout_s=1.0)

@@ -114,6 +114,12 @@ class InProcessRun:
         self.fingerprints[version] = fingerprint
         load_trained_tensors(self._engine, self.pushed[version])  # type: ignore[arg-type]
 
+    def offer_weights(self, version: int) -> list[str]:
+        return [f"engine of {version}"]
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        self.calls.append((f"weights_sent, {n_bytes}", version))
+
     def evaluation(self, version: int) -> Mapping[str, float]:
         self.calls.append(("evaluation", version))
         return {"success": self._success.get(version, 0.5)}

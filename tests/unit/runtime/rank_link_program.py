@@ -13,6 +13,8 @@ import torch.distributed as dist
 from lightning_mappa.errors import InfrastructureError, RunEnded
 from lightning_mappa.rollout.fingerprint import Fingerprint
 from lightning_mappa.runtime.rank_link import RankLink
+from lightning_mappa.runtime.weight_sender import WholeWeights
+from lightning_mappa.strategies.zero import WholeTensors
 from lightning_mappa.testing import tiny_llama
 from tests.unit.in_process import VOCAB, InProcessRun
 
@@ -29,6 +31,24 @@ class Breaking(InProcessRun):
         if version == 3:
             raise ZeroDivisionError("by nothing")
         super().push_weights(version, tensors, fingerprint)
+
+    def weights_sent(self, version: int, n_bytes: int, fingerprint: Fingerprint) -> None:
+        super().weights_sent(version, n_bytes, fingerprint)
+        if version == 5:
+            raise InfrastructureError("the engine serves others")
+
+
+class Summing:
+    """Every rank takes part, as in a gather; rank 0 alone is told of engines."""
+
+    def __init__(self, heard: list[Any]) -> None:
+        self._heard = heard
+
+    def send(self, tensors: WholeWeights, engines: Any) -> int:
+        total = torch.tensor(float(sum(tensor.sum() for _, tensor in tensors)))
+        dist.all_reduce(total)
+        self._heard.append((list(engines), total.item()))
+        return 7
 
 
 def outcome(call: Any) -> str:
@@ -64,10 +84,23 @@ def main(rank: int, port: int, folder: Path) -> None:
         outcome(lambda: link.checkpoint_saved(1)),
         outcome(lambda: link.experience(1)),
     ]
+    direct: list[Any] = []
+    straight = RankLink(
+        run if rank == 0 else None,
+        rank=rank,
+        agent_id="solver",
+        first_step=0,
+        max_steps=3,
+        timeout_s=60.0,
+        sender=Summing(direct),
+    )
+    straight.push_weights(4, WholeTensors(dict(tiny_llama(VOCAB, 4).named_parameters())), PRINT)
+    said.append(outcome(lambda: straight.push_weights(5, WholeTensors({}), PRINT)))
     link.leave(RunEnded("over"))
     pushed = run.pushed.get(1, {})
     right = all(torch.equal(pushed[n], p) for n, p in tiny_llama(VOCAB, 1).named_parameters()) if pushed else None
     note = {"said": said, "read": {v: read.count(v) for v in (1, 2, 3)}, "left": len(run.left), "right": right}
+    note |= {"direct": direct, "sent": [call for call in run.calls if call[0].startswith("weights_sent")]}
     (folder / f"{rank}.json").write_text(json.dumps(note))
 
 

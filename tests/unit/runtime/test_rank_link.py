@@ -52,6 +52,15 @@ def test_every_rank_is_told_what_the_run_told_rank_0(notes):
     assert "solver.ckpt" in second[7]
 
 
+def test_weights_that_go_straight_to_engines_are_sent_by_every_rank_and_offered_by_one(notes):
+    first, second = notes
+    assert [engines for engines, _ in first["direct"]] == [["engine of 4"], ["engine of 5"]]
+    assert [engines for engines, _ in second["direct"]] == [[], []]
+    assert [total for _, total in first["direct"]] == [total for _, total in second["direct"]]
+    assert (first["sent"], second["sent"]) == ([["weights_sent, 7", 4], ["weights_sent, 7", 5]], [])
+    assert first["said"][10] == second["said"][10] == "InfrastructureError: the engine serves others"
+
+
 def test_errors_of_the_run_reach_every_rank(notes):
     first, second = (note["said"] for note in notes)
     assert second[4] == "InfrastructureError: the engine is gone"
