@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from lightning_mappa.coaches.base import accounts
 from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
+from lightning_mappa.kind_metrics import kind_metrics
 from lightning_mappa.metrics import behaviour_metrics, fair_metrics, success_metrics, tool_rates
 from lightning_mappa.report import peak_of
 from lightning_mappa.rollout.ledger import Step, StepCounts
@@ -130,6 +131,7 @@ class RunRecord:
             "failed": dict(Counter(failed)),
             "success": fmean(graded) if graded else None,
             "score": self._mean_scores(step.episodes),
+            "kinds": kind_metrics(step.episodes, self._agents),
             "agents": {agent: {**report, **tool_rates(step.episodes, agent)} for agent, report in step.reports.items()},
             "counts": {
                 "produced": counts.produced,

@@ -16,7 +16,7 @@ from lightning_mappa.statistics.intervals import cluster_bootstrap, wilson
 from lightning_mappa.statistics.paired import holm, paired, paired_gain
 from lightning_mappa.tasks.base import TaskSource
 from lightning_mappa.tasks.leaks import normalised
-from lightning_mappa.types import ScoredEpisode
+from lightning_mappa.types import ScoredEpisode, Task
 
 TEST = "test.json"
 READINGS = "report_readings.jsonl"
@@ -31,10 +31,13 @@ def refuse_second_reading(folder: RunFolder) -> None:
 
 
 def refuse_shared_problems(source: TaskSource) -> None:
-    """Raises `ConfigError` where a problem of the report split is one that weights were trained or selected on."""
-    report = {normalised(task.prompt): task.id for task in source.tasks("report")}
+    """Raises `ConfigError` where a problem of the report split is one that weights were trained or selected on.
+
+    A problem is its text and, where tasks have it in their metadata, the fingerprint `data` of their files.
+    """
+    report = {_problem(task) for task in source.tasks("report")}
     for split in ("train", "selection"):
-        shared = [task.id for task in source.tasks(split) if normalised(task.prompt) in report]
+        shared = [task.id for task in source.tasks(split) if _problem(task) in report]
         if shared:
             raise ConfigError(
                 f"task: {len(shared)} problems of the {split} split are in the report split too, among them"
@@ -156,6 +159,10 @@ def _interval(outcomes: Mapping[str, Sequence[float]], k: int, seed: int) -> lis
     else:
         found = cluster_bootstrap(outcomes, seed=seed)
     return [found.low, found.high]
+
+
+def _problem(task: Task) -> tuple[str, str]:
+    return normalised(task.prompt), str(task.metadata.get("data", ""))
 
 
 def _fixture_note(episodes: Sequence[ScoredEpisode]) -> dict[str, str]:

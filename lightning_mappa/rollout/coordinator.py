@@ -23,7 +23,7 @@ from lightning_mappa.errors import EngineLost, InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.rollout.plan import Playing, Rollout, RolloutPlan, SeatContext, SeatFactory
 from lightning_mappa.tasks.base import Grade, GradesText, HandsOutFiles, TaskSource
-from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, Verdict
+from lightning_mappa.types import Action, Episode, EpisodeStatus, ScoredEpisode, Task, ToolStatus, Verdict
 from lightning_mappa.workflows.base import Workflow, last_agent_id
 
 UNSCORED = Verdict(score=None, reason="actions are not scored here", coach="none")
@@ -167,7 +167,7 @@ class RolloutCoordinator:
                 seats = {agent: self._seat_for(agent, context) for agent in self._workflow.agent_ids}
                 async with asyncio.timeout(self._deadline_s):
                     text = await self._workflow.run(task, seats)
-                grade = await self._grade(task, text, workspace)
+                grade = await self._grade(task, text, workspace, actions)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
@@ -193,8 +193,11 @@ class RolloutCoordinator:
             sample=sample,
         )
 
-    async def _grade(self, task: Task, text: str, workspace: Path) -> Grade:
+    async def _grade(self, task: Task, text: str, workspace: Path, actions: Sequence[Action]) -> Grade:
         if isinstance(self._source, HandsOutFiles):
+            if broken := _with_broken_sandbox(actions):
+                # Right or wrong, what lies there is not what the team would have handed in.
+                return Grade(outcome=None, detail=f"not graded: the sandbox failed for {broken.agent_id}")
             return await asyncio.to_thread(self._source.grade_files, task, workspace)
         if isinstance(self._source, GradesText):
             return await asyncio.to_thread(self._source.grade_text, task, text)
@@ -255,6 +258,13 @@ class _Actions(list[Action]):
     def append(self, action: Action) -> None:
         super().append(action)
         self._tell()
+
+
+def _with_broken_sandbox(actions: Sequence[Action]) -> Action | None:
+    """The first action of which a program did not get to run; its seat has tried twice."""
+    return next(
+        (a for a in actions if any(result.status is ToolStatus.SANDBOX_ERROR for result in a.tool_results)), None
+    )
 
 
 def _is_cancelled() -> bool:

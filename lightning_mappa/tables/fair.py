@@ -1,6 +1,11 @@
 """Means over all runs, in which a failed run counts as a guess and is not left out.
 
 Without that, a team that hands in only what it is sure of looks better the more often it fails.
+
+A failed run is one whose hand-in is refused or not there, also because an agent ran out of turns, of tokens or of the
+time that its programs have. A run that was cut is none: by the deadline of an episode, which stands for a machine that
+hangs (programs and turns have limits of their own), by a lost engine, by a sandbox that did not start a program. It is
+not graded, has no `fair/…`, and is counted in `ungraded`.
 """
 
 from __future__ import annotations

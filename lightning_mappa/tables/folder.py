@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import logging
 import sys
@@ -25,6 +26,7 @@ SAMPLE = "sample_submission.csv"
 FILES = ("train.csv", "test.csv", SAMPLE)
 """What a team finds in its folder."""
 _SAMPLE_LINES = 4
+_FINGERPRINT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class TableTask:
     def columns(self) -> tuple[str, ...]:
         """Of train.csv."""
         return tuple(_header(self.public / "train.csv"))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the beginning of train.csv: texts of generated tables may be the same, the tables are not."""
+        with (self.public / "train.csv").open("rb") as file:
+            return hashlib.sha256(file.read(_FINGERPRINT_BYTES)).hexdigest()[:16]
 
     @cached_property
     def sample(self) -> str:

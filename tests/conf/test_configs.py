@@ -31,6 +31,7 @@ NEEDS = {
     "experiment=mathchat_r1_1_5b": ["task.train.path=x", "task.report.path=x"],
     "experiment=qwen3_4b_lora_24gb": ["task.path=x"],
     "coach=table_rules": ["workflow=dsbench"],
+    "coach=table_programs": ["workflow=dsbench"],
     "coach=llm": ["coach.provider={_target_:lightning_mappa.coaches.anthropic.AnthropicProvider,model:m}"],
     "coach=vllm": ["coach.provider.model=tiny"],
     "coach=openai_compatible": ["coach.provider.model=m", "coach.provider.base_url=http://127.0.0.1:8000/v1"],

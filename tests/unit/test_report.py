@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -153,3 +154,17 @@ def test_a_report_problem_that_was_selected_on_is_refused():
         prompts = {"train": ["one"], "selection": ["two"], "report": ["three"]} | {split: ["one two", "Three!"]}
         with pytest.raises(ConfigError, match=f"1 problems of the {split} split are in the report split.*{split}-1"):
             refuse_shared_problems(Splits(**prompts))
+
+
+def test_tables_with_the_same_text_are_told_apart_by_their_files():
+    class Tables(Splits):
+        def tasks(self, split):
+            return [replace(task, metadata={"data": data}) for task, data in self._prompts[split]]
+
+    def task(name):
+        return Task(id=name, kind="x", prompt="Predict rent.")
+
+    train, other, report = (task("train"), "a"), (task("other"), "b"), (task("report"), "c")
+    refuse_shared_problems(Tables(train=[train], selection=[other], report=[report]))
+    with pytest.raises(ConfigError, match="1 problems of the selection split are in the report split"):
+        refuse_shared_problems(Tables(train=[train], selection=[(task("other"), "c")], report=[report]))
