@@ -32,7 +32,7 @@ class TranscriptDataModule(RolloutDataModule):
 
     Args:
         path: a run folder, or its folder of transcripts.
-        agent_id: whose actions to train on.
+        agent_id: whose actions to train on, those of all who act with its weights.
         credit: as in the recorded run, unless another is wanted.
 
     Raises:
@@ -162,7 +162,7 @@ def read_step(file: Path, number: int) -> RecordedStep:
 def _experience(record: Mapping[str, Any]) -> Experience:
     return Experience(
         key=(record["episode_id"], record["index"]),
-        agent_id=record["agent_id"],
+        **_who(record),
         turn=record["turn"],
         prompt_ids=tuple(record["prompt_ids"]),
         response_ids=tuple(record["response_ids"]),
@@ -180,7 +180,7 @@ def _row(record: Mapping[str, Any]) -> ActionRow:
         raise ValueError("the action was never credited")
     return ActionRow(
         key=(record["episode_id"], record["index"]),
-        agent_id=record["agent_id"],
+        **_who(record),
         turn=record["turn"],
         reward=record["reward"],
         masked=_known_before_credit(record),
@@ -188,6 +188,12 @@ def _row(record: Mapping[str, Any]) -> ActionRow:
         kl_coef=record["kl_coef"],
         stats=ActionStats(**record["stats"]),
     )
+
+
+def _who(record: Mapping[str, Any]) -> dict[str, str]:
+    """Of a record that may be older than `weights`."""
+    owner = record.get("weights")
+    return {"agent_id": owner or record["agent_id"], "acted_as": record["agent_id"] if owner else ""}
 
 
 def _known_before_credit(record: Mapping[str, Any]) -> MaskReason | None:

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from lightning_mappa.algorithm.choices import check_choice
 from lightning_mappa.bounds import CHOICES, DTYPES, check_bound
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.shared_weights import roles_of
 
 
 def check_agents(cfg: DictConfig) -> None:
@@ -14,9 +15,11 @@ def check_agents(cfg: DictConfig) -> None:
     if not any(agent.trained for agent in cfg.agents.values()):
         raise ConfigError(f"no agent is trained: set agents.<name>.trained=true for one of {', '.join(cfg.agents)}")
     bases: dict[str, tuple[str, DictConfig]] = {}
-    for agent_id, agent in cfg.agents.items():
-        key = f"agents.{agent_id}"
-        _check_agent(key, agent, cfg.tools)
+    for role, node in cfg.agents.items():
+        _check_role(f"agents.{role}", node, cfg.tools)
+    for agent_id in roles_of(cfg.agents):
+        key, agent = f"agents.{agent_id}", cfg.agents[agent_id]
+        _check_agent(key, agent)
         first_key, first = bases.setdefault(agent.model.path, (key, agent.model))
         if (first.lora is None) != (agent.model.lora is None) or first.dtype != agent.model.dtype:
             raise ConfigError(
@@ -28,16 +31,21 @@ def check_agents(cfg: DictConfig) -> None:
             raise ConfigError(f"workflow.order names {agent_id!r}, no key of agents; allowed: {', '.join(cfg.agents)}")
 
 
-def _check_agent(key: str, agent: DictConfig, tools: DictConfig) -> None:
-    check_bound(f"{key}.lr", agent.lr, at_least=0)
-    for name in ("max_turns", "max_new_tokens", "devices", "num_engines", "tensor_parallel_size"):
-        check_bound(f"{key}.{name}", agent[name], at_least=1)
-    allowed, later = CHOICES["strategy"]
-    check_choice(f"{key}.strategy", agent.strategy, allowed, later=later)
-    for name in agent.tools:
+def _check_role(key: str, role: DictConfig, tools: DictConfig) -> None:
+    for name in ("max_turns", "max_new_tokens"):
+        check_bound(f"{key}.{name}", role[name], at_least=1)
+    for name in role.tools:
         if name not in tools:
             listed = ", ".join(tools) or "none is configured"
             raise ConfigError(f"{key}.tools names {name!r}, which is no key of tools; allowed: {listed}")
+
+
+def _check_agent(key: str, agent: DictConfig) -> None:
+    check_bound(f"{key}.lr", agent.lr, at_least=0)
+    for name in ("devices", "num_engines", "tensor_parallel_size"):
+        check_bound(f"{key}.{name}", agent[name], at_least=1)
+    allowed, later = CHOICES["strategy"]
+    check_choice(f"{key}.strategy", agent.strategy, allowed, later=later)
     _check_model(f"{key}.model", agent.model)
 
 

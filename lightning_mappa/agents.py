@@ -19,6 +19,7 @@ from lightning_mappa.models.load import (
     turn_end_ids,
 )
 from lightning_mappa.seeds import derive_seed
+from lightning_mappa.shared_weights import roles_of
 
 Model = PreTrainedModel | PeftModel
 
@@ -48,10 +49,11 @@ class LoadedAgent:
 
 
 def agent_facts(cfg: DictConfig) -> dict[str, AgentFacts]:
-    """Of every agent, in the order of the config. Loads tokenizers but no weights."""
+    """Of every agent with weights of its own, in the order of the config. Loads tokenizers but no weights."""
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     facts = {}
-    for agent_id, agent in cfg.agents.items():
+    for agent_id in roles_of(cfg.agents):
+        agent = cfg.agents[agent_id]
         path = agent.model.path
         if path not in tokenizers:
             tokenizers[path] = load_tokenizer(path)

@@ -18,6 +18,7 @@ from lightning_mappa.bounds import ABOVE, AT_LEAST, CHOICES, check_bound
 from lightning_mappa.build import check_target
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.scale_checks import check_scale
+from lightning_mappa.shared_weights import roles_of
 
 GROUPS = ("tools", "callbacks", "logger")
 """Mappings whose every entry is a node with a `_target_`."""
@@ -136,7 +137,7 @@ def _check_weight_sync(cfg: DictConfig) -> None:
         target = check_target(node, f"callbacks.{name}")
         if isinstance(target, type) and issubclass(target, WeightSync):
             return
-    trained = ", ".join(agent_id for agent_id, agent in cfg.agents.items() if agent.trained)
+    trained = ", ".join(agent_id for agent_id in roles_of(cfg.agents) if cfg.agents[agent_id].trained)
     raise ConfigError(
         f"callbacks has no WeightSync, so the engine would go on sampling {trained} with old weights: "
         f"add +callbacks.weight_sync._target_={WEIGHT_SYNC}"

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_mappa.command_options import ExportConfig, PlanConfig, RecoachConfig
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.shared_weights import with_shared_keys
 
 
 @dataclass
@@ -62,6 +63,8 @@ class AgentConfig:
     tools: list[str] = field(default_factory=list)
     max_turns: int = 1
     max_new_tokens: int = 128
+    weights: str | None = None
+    """The agent whose weights it acts with; None: its own. See `shared_weights`."""
     trained: bool = True
     lr: float = MISSING
     model: ModelConfig = MISSING
@@ -241,12 +244,14 @@ def unknown_key(path: Sequence[str], given: Any = None) -> ConfigError:
 def structured(cfg: DictConfig) -> DictConfig:
     """`cfg` merged into the schema, interpolations kept.
 
-    Raises `ConfigError` for an unknown key (`+typo=1` too), a value of the wrong type, a missing value and an
-    interpolation that leads nowhere.
+    Roles that share weights get the training keys of their agent. Raises `ConfigError` where they cannot, for an
+    unknown key (`+typo=1` too), a value of the wrong type, a missing value and an interpolation that leads nowhere.
     """
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     _refuse_unknown_keys(plain, ())
+    if isinstance(plain.get("agents"), dict):
+        plain["agents"] = with_shared_keys(plain["agents"])
     try:
         given = OmegaConf.create(plain)
         merged = OmegaConf.merge(OmegaConf.structured(FitConfig), given)

@@ -196,7 +196,7 @@ class Driver:
         """Raises `DataError` when a trained agent was sampled with other weights than the schedule says."""
         for scored in produced.rollout.episodes:
             for action in scored.episode.actions:
-                trained = action.agent_id in self._board.ledger.trained_agents
+                trained = action.owner in self._board.ledger.trained_agents
                 if trained and action.response_ids and action.policy_version != version:
                     raise DataError(
                         f"episode {scored.episode.id}: {action.agent_id} answered with version "

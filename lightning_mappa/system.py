@@ -27,6 +27,7 @@ from lightning_mappa.rollout.engine import Engine, SamplingParams
 from lightning_mappa.rollout.plan import SeatContext
 from lightning_mappa.rollout.transformers_engine import ServedModel, TransformersEngine
 from lightning_mappa.seeds import derive_seed
+from lightning_mappa.shared_weights import agent_of, roles_of
 from lightning_mappa.tasks.base import TaskSource
 from lightning_mappa.tools.base import Tool
 from lightning_mappa.tools.workspace import Workspaces
@@ -159,10 +160,10 @@ def build_coordinator(
     cfg: DictConfig, environment: Environment, agents: Mapping[str, AgentFacts], engine: Engine
 ) -> RolloutCoordinator:
     """Raises `ConfigError` for a workflow whose agents are not there, or a fault in an agent's prompt template."""
-    for agent_id in environment.workflow.agent_ids:
-        if agent_id not in agents:
-            raise ConfigError(f"workflow needs the agent {agent_id!r}, no key of agents; allowed: {', '.join(agents)}")
-    specs = {agent_id: agent_spec(cfg, environment, agents[agent_id]) for agent_id in agents}
+    for role in environment.workflow.agent_ids:
+        if role not in cfg.agents:
+            raise ConfigError(f"workflow needs the agent {role!r}, no key of agents; allowed: {', '.join(cfg.agents)}")
+    specs = {role: agent_spec(cfg, environment, role, agents[owner]) for role, owner in agent_of(cfg.agents).items()}
 
     def seat_for(agent_id: str, context: SeatContext) -> Seat:
         plan = context.plan
@@ -193,15 +194,19 @@ def build_coordinator(
     )
 
 
-def agent_spec(cfg: DictConfig, environment: Environment, agent: AgentFacts) -> AgentSpec:
-    """What one agent is in every episode. Raises `ConfigError` for a fault in its prompt template."""
-    node = cfg.agents[agent.agent_id]
+def agent_spec(cfg: DictConfig, environment: Environment, role: str, agent: AgentFacts) -> AgentSpec:
+    """What one role is in every episode, acting with the weights of `agent`.
+
+    Raises `ConfigError` for a fault in its prompt template.
+    """
+    node = cfg.agents[role]
     return AgentSpec(
-        agent_id=agent.agent_id,
+        agent_id=role,
+        weights=agent.agent_id if len(roles_of(cfg.agents)[agent.agent_id]) > 1 else None,
         role=node.role,
         system=node.system,
-        user=PromptTemplate(node.user, agent_id=agent.agent_id, key=f"agents.{agent.agent_id}.user"),
-        observation=PromptTemplate(cfg.prompts.observation, agent_id=agent.agent_id, key="prompts.observation"),
+        user=PromptTemplate(node.user, agent_id=role, key=f"agents.{role}.user"),
+        observation=PromptTemplate(cfg.prompts.observation, agent_id=role, key="prompts.observation"),
         chat=ChatFormat(agent.tokenizer),
         sampling=SamplingParams(max_new_tokens=node.max_new_tokens),
         context_length=agent.context_length,

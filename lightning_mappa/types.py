@@ -120,6 +120,7 @@ class Action:
     index: int
     """Position in the episode, over all agents, from 0."""
     agent_id: str
+    """Who acted: a key of the config's `agents`."""
     role: str
     turn: int
     """This agent's turn in the episode, from 0."""
@@ -139,6 +140,13 @@ class Action:
     """Completed rollout steps contained in the weights that sampled it."""
     temperature: float = 1.0
     seed: int = 0
+    weights: str | None = None
+    """The agent whose weights it acted with, where several share them; None: its own."""
+
+    @property
+    def owner(self) -> str:
+        """The agent that trains on it."""
+        return self.weights or self.agent_id
 
     @property
     def truncated(self) -> bool:
@@ -201,6 +209,7 @@ class Experience:
 
     key: ActionKey
     agent_id: str
+    """The action's owner."""
     turn: int
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -212,6 +221,8 @@ class Experience:
     truncated: bool = False
     policy_version: int = 0
     temperature: float = 1.0
+    acted_as: str = ""
+    """Who of those that share the agent's weights acted; empty: they are one agent's alone."""
 
 
 class ExperienceBatch:
@@ -280,10 +291,7 @@ class ExperienceBatch:
             if name.endswith("_BT") and isinstance(value, Tensor)
         }
         return ExperienceBatch(
-            step=self.step,
-            experiences=[self.experiences[i] for i in rows],
-            kl_coef=self.kl_coef,
-            **tensors,
+            step=self.step, experiences=[self.experiences[i] for i in rows], kl_coef=self.kl_coef, **tensors
         )
 
     def __iter__(self) -> Iterator[Experience]:

@@ -34,13 +34,15 @@ class CreditSettings:
 
     adv_estimator: str = "reinforce_plus_plus"
     return_scope: str = "action"
-    """Whose rewards from action k on make up G_k: everybody's, the same agent's, or only the action's own."""
+    """Whose rewards from action k on make up G_k: everybody's, the same agent's, or only the action's own. Those who
+    share weights are one agent, here and in `norm_scope`."""
     return_level: str = "action"
     """`token`: within an action, a token is charged only for the KL from itself on."""
     return_agg: str = "sum"
     """`mean` divides a return by the number of actions in it."""
     baseline: str = "none"
-    """`agent_turn` subtracts the batch mean of G over actions of the same agent and turn."""
+    """`agent_turn` subtracts the batch mean of G over actions of the same agent and turn: a place in the episode, so
+    those who share weights have places of their own."""
     norm_scope: str = "agent"
     norm_unit: str = "action"
     """What counts once in mean and std."""
@@ -72,6 +74,7 @@ class ActionRow:
 
     key: ActionKey
     agent_id: str
+    """Whose weights it trains."""
     turn: int
     reward: float | None
     """0…1 after `rewards`, None when unknown."""
@@ -79,6 +82,13 @@ class ActionRow:
     frozen: bool
     kl_coef: float
     stats: ActionStats
+    acted_as: str = ""
+    """Who of those that share the agent's weights acted; empty: they are one agent's alone."""
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Whose turn it was, and which: the same in every episode."""
+        return self.agent_id, self.acted_as, self.turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,15 +247,12 @@ def _penalised(row: ActionRow) -> float | None:
 
 
 def _less_agent_turn_mean(returns: Sequence[_Return]) -> list[_Return]:
-    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    groups: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for item in returns:
         if item.masked is None:
-            groups[item.row.agent_id, item.row.turn].append(item.value)
+            groups[item.row.place].append(item.value)
     means = {place: total(values) / len(values) for place, values in groups.items()}
-    return [
-        item if item.masked else replace(item, value=item.value - means[item.row.agent_id, item.row.turn])
-        for item in returns
-    ]
+    return [item if item.masked else replace(item, value=item.value - means[item.row.place]) for item in returns]
 
 
 def _scope_name(item: _Return, settings: CreditSettings) -> str:

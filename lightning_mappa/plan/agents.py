@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
@@ -20,6 +20,7 @@ from lightning_mappa.plan.arithmetic import (
 )
 from lightning_mappa.plan.memory import TrainerShape
 from lightning_mappa.plan.model_facts import ModelFacts, model_facts
+from lightning_mappa.shared_weights import roles_of
 
 TASK_TOKENS = 1024
 TOOL_TOKENS = 2_000
@@ -27,19 +28,29 @@ TOOL_TOKENS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlan:
+    """Who acts with an agent's weights."""
+
+    role: str
+    turns: int
+    """Actions in one episode, at most."""
+    max_new_tokens: int
+    with_tools: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
     agent_id: str
+    roles: tuple[RolePlan, ...]
     trained: bool
     model: str
     facts: ModelFacts
     lora_parameters: int
-    max_new_tokens: int
     context_length: int
     task_tokens: int
     """The longest prompt of its first action."""
     longest: int
     """Most tokens of a prompt with its response."""
-    with_tools: bool
     batch: AgentBatch
     shape: TrainerShape | None
     """None: frozen."""
@@ -57,7 +68,9 @@ def plan_agents(cfg: DictConfig) -> tuple[tuple[AgentPlan, ...], RunBatches]:
     turns = turns_of(list(cfg.agents), {name: agent.max_turns for name, agent in cfg.agents.items()}, order)
     episodes = data.rollout_batch_size * data.n_samples_per_prompt
     reference = _has_kl_penalty(cfg)
-    agents = tuple(_agent(cfg, agent_id, turns, episodes, reference) for agent_id in cfg.agents)
+    agents = tuple(
+        _agent(cfg, agent_id, roles, turns, episodes, reference) for agent_id, roles in roles_of(cfg.agents).items()
+    )
     batches = RunBatches(
         prompts=data.rollout_batch_size,
         samples_per_prompt=data.n_samples_per_prompt,
@@ -68,16 +81,13 @@ def plan_agents(cfg: DictConfig) -> tuple[tuple[AgentPlan, ...], RunBatches]:
     return agents, batches
 
 
-def _agent(cfg: DictConfig, agent_id: str, turns: Mapping[str, int], episodes: int, reference: bool) -> AgentPlan:
+def _agent(
+    cfg: DictConfig, agent_id: str, roles: Sequence[str], turns: Mapping[str, int], episodes: int, reference: bool
+) -> AgentPlan:
     node, key = cfg.agents[agent_id], f"agents.{agent_id}"
     facts = model_facts(node.model.path)
     context = _context(facts, node.model.context_length, f"{key}.model")
-    task_tokens = cfg.plan.task_tokens or max(1, min(TASK_TOKENS, context - node.max_new_tokens))
-    if task_tokens + node.max_new_tokens > context:
-        raise ConfigError(
-            f"{key}: a prompt of {task_tokens} tokens and {node.max_new_tokens} new ones do not fit a context of "
-            f"{context}; raise {key}.model.context_length, or lower {key}.max_new_tokens or plan.task_tokens"
-        )
+    task_tokens = _task_tokens(cfg, agent_id, roles, context)
     lora = node.model.lora
     adapter = 0 if lora is None else facts.lora_parameters(lora.r, lora.target_modules)
     if lora is not None and adapter == 0:
@@ -91,22 +101,30 @@ def _agent(cfg: DictConfig, agent_id: str, turns: Mapping[str, int], episodes: i
         tokens_per_tool_output=TOOL_TOKENS,
     )
     algorithm = cfg.algorithm
-    mini = min(algorithm.mini_batch_size, episodes * max(turns[agent_id], 1))
+    own_turns = sum(turns[role] for role in roles)
+    mini = min(algorithm.mini_batch_size, episodes * max(own_turns, 1))
     rows = rows_per_forward(algorithm.micro_batch_size, algorithm.micro_batch_tokens, longest, mini)
     return AgentPlan(
         agent_id=agent_id,
+        roles=tuple(
+            RolePlan(
+                role=role,
+                turns=turns[role],
+                max_new_tokens=cfg.agents[role].max_new_tokens,
+                with_tools=bool(cfg.agents[role].tools),
+            )
+            for role in roles
+        ),
         trained=node.trained,
         model=node.model.path,
         facts=facts,
         lora_parameters=adapter,
-        max_new_tokens=node.max_new_tokens,
         context_length=context,
         task_tokens=task_tokens,
         longest=longest,
-        with_tools=bool(node.tools),
         batch=agent_batch(
             episodes=episodes,
-            turns=turns[agent_id],
+            turns=own_turns,
             trained=node.trained,
             mini_batch_size=algorithm.mini_batch_size,
             ranks=node.devices,
@@ -133,6 +151,22 @@ def _shape(
         chunk=cfg.algorithm.logprob_chunk_size,
         on_gpu=cfg.trainer.accelerator == "cuda",
     )
+
+
+def _task_tokens(cfg: DictConfig, agent_id: str, roles: Sequence[str], context: int) -> int:
+    """The longest prompt of a first action, whoever of the roles takes it."""
+    longest = 0
+    for role in roles:
+        new = int(cfg.agents[role].max_new_tokens)
+        tokens = int(cfg.plan.task_tokens or max(1, min(TASK_TOKENS, context - new)))
+        if tokens + new > context:
+            raise ConfigError(
+                f"agents.{role}: a prompt of {tokens} tokens and {new} new ones do not fit a context of {context}; "
+                f"raise agents.{agent_id}.model.context_length, or lower agents.{role}.max_new_tokens or "
+                "plan.task_tokens"
+            )
+        longest = max(longest, tokens)
+    return longest
 
 
 def _context(facts: ModelFacts, override: int | None, key: str) -> int:

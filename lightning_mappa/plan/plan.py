@@ -20,6 +20,7 @@ from lightning_mappa.plan.hardware import hardware_of
 from lightning_mappa.plan.memory import GIB
 from lightning_mappa.plan.processes import KVCache, Process, plan_processes
 from lightning_mappa.plan.report import as_data, show
+from lightning_mappa.shared_weights import roles_of
 from lightning_mappa.system import quiet_libraries
 
 OBJECT_STORE_GB = 2.0
@@ -77,9 +78,10 @@ def make_plan(cfg: DictConfig) -> RunPlan:
     )
     judged = [
         JudgedActions(
-            count=agent.batch.actions * batches.steps, max_new_tokens=agent.max_new_tokens, with_tools=agent.with_tools
+            count=batches.total_episodes * one.turns, max_new_tokens=one.max_new_tokens, with_tools=one.with_tools
         )
         for agent in agents
+        for one in agent.roles
     ]
     coach: Any = OmegaConf.to_container(cfg.coach, resolve=True)
     return RunPlan(
@@ -121,7 +123,8 @@ def _agent_problems(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[st
 
 def _rank_notes(cfg: DictConfig) -> Iterator[str]:
     mini_batch = cfg.algorithm.mini_batch_size
-    for agent_id, agent in cfg.agents.items():
+    for agent_id in roles_of(cfg.agents):
+        agent = cfg.agents[agent_id]
         if agent.trained and mini_batch >= agent.devices and mini_batch % agent.devices:
             yield (
                 f"agents.{agent_id}.devices={agent.devices} does not divide algorithm.mini_batch_size={mini_batch}: "

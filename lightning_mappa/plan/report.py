@@ -41,6 +41,7 @@ def as_data(plan: RunPlan) -> dict[str, Any]:
         },
         "agents": {
             agent.agent_id: {
+                "roles": [asdict(one) for one in agent.roles],
                 "model": agent.model,
                 "parameters": agent.facts.parameters,
                 "trained_parameters": 0 if agent.shape is None else agent.shape.trained,
@@ -71,6 +72,9 @@ def as_data(plan: RunPlan) -> dict[str, Any]:
 def show(plan: RunPlan, console: Console) -> None:
     console.print(_placement(plan))
     console.print(_batches(plan))
+    for agent in plan.agents:
+        if len(agent.roles) > 1:
+            console.print(f"the weights of {agent.agent_id} act as {', '.join(one.role for one in agent.roles)}")
     console.print(_memory(plan))
     for alike in _alike(plan.devices):
         console.print(_parts(alike))

@@ -31,6 +31,7 @@ from lightning_mappa.rollout.ledger import RewardSettings
 from lightning_mappa.rollout.transcripts import read_episodes
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.seeds import derive_seed
+from lightning_mappa.shared_weights import agent_of
 from lightning_mappa.system import quiet_libraries, seed_everything
 from lightning_mappa.types import ActionKey, ScoredEpisode, Verdict
 from lightning_mappa.workflows.base import Workflow, last_agent_id
@@ -41,7 +42,7 @@ class _Sides:
     """What a run has recorded, and the same with the new verdicts and the new credit."""
 
     keys: dict[str, list[ActionKey]] = field(default_factory=dict)
-    """Agent id → its actions."""
+    """Key of the config's `agents` → its actions."""
     recorded: dict[ActionKey, Verdict] = field(default_factory=dict)
     new: dict[ActionKey, Verdict] = field(default_factory=dict)
     recorded_advantages: dict[ActionKey, float | None] = field(default_factory=dict)
@@ -159,6 +160,9 @@ def _update(
     steps = list(sides.recorded_steps)
     if not steps:
         return _no_update("recoach.update_steps is 0")
+    owner = agent_of(cfg.agents)[agent_id]
+    if owner != agent_id:
+        return _no_update(f"it acts with the weights of {owner}, whose update holds its actions")
     if not cfg.agents[agent_id].trained:
         return _no_update("the agent is not trained")
     if isinstance(facts, str):

@@ -92,7 +92,8 @@ class Ledger:
     """Policy versions, the credit exchange, the step barrier and the conservation counters.
 
     Args:
-        agents: agent id → trained (false: frozen), in the order of the workflow.
+        agents: agent id → trained (false: frozen), in the order of the workflow. Those who act with one agent's
+            weights are that agent.
         first_version: completed rollout steps at the start; more than 0 after a resume.
     """
 
@@ -144,6 +145,7 @@ class Ledger:
             Experience(
                 key=(action.episode_id, action.index),
                 agent_id=agent_id,
+                acted_as=action.agent_id if action.weights else "",
                 turn=action.turn,
                 prompt_ids=action.prompt_ids,
                 response_ids=action.response_ids,
@@ -155,7 +157,7 @@ class Ledger:
                 temperature=action.temperature,
             )
             for scored, action, verdict in _actions(step.episodes)
-            if action.agent_id == agent_id
+            if action.owner == agent_id
         ]
 
     def post(self, number: int, agent_id: str, stats: Mapping[ActionKey, ActionStats], kl_coef: float) -> None:
@@ -199,9 +201,9 @@ class Ledger:
         masked: Counter[str] = Counter()
         for _, action, _ in _actions(step.episodes):
             key = (action.episode_id, action.index)
-            if action.agent_id in self._frozen:
+            if action.owner in self._frozen:
                 frozen += 1
-            elif step.credits is None or action.agent_id not in step.reports:
+            elif step.credits is None or action.owner not in step.reports:
                 queued += 1
             elif (reason := step.credits[key].masked) is not None:
                 masked[str(reason)] += 1
@@ -254,10 +256,11 @@ class Ledger:
         rows = []
         for scored, action, verdict in _actions(step.episodes):
             key = (action.episode_id, action.index)
-            gone = action.agent_id in self.left and action.agent_id not in step.stats
-            frozen = action.agent_id in self._frozen or gone
+            owner = action.owner
+            gone = owner in self.left and owner not in step.stats
+            frozen = owner in self._frozen or gone
             masked = self._masked(scored, action, verdict)
-            stats = step.stats.get(action.agent_id, {}).get(key)
+            stats = step.stats.get(owner, {}).get(key)
             if stats is None and not frozen and masked in (None, MaskReason.TRUNCATED):
                 masked = MaskReason.INVALID
             unknown = masked not in (None, MaskReason.TRUNCATED)
@@ -265,12 +268,13 @@ class Ledger:
             rows.append(
                 ActionRow(
                     key=key,
-                    agent_id=action.agent_id,
+                    agent_id=owner,
+                    acted_as=action.agent_id if action.weights else "",
                     turn=action.turn,
                     reward=reward,
                     masked=masked,
                     frozen=frozen,
-                    kl_coef=step.kl_coef.get(action.agent_id, 0.0),
+                    kl_coef=step.kl_coef.get(owner, 0.0),
                     stats=stats or ActionStats(n_tokens=len(action.response_ids)),
                 )
             )

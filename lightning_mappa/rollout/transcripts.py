@@ -103,7 +103,9 @@ def _episode(record: Mapping[str, Any]) -> Episode:
 
 
 def _action(record: Mapping[str, Any]) -> Action:
-    fields = {field.name: record[field.name] for field in dataclasses.fields(Action)}
+    # A record may be older than `weights`.
+    fields = {field.name: record[field.name] for field in dataclasses.fields(Action) if field.name != "weights"}
+    fields["weights"] = record.get("weights")
     for name in ("prompt_ids", "response_ids", "rollout_log_probs"):
         fields[name] = tuple(fields[name])
     return Action(

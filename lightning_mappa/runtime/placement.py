@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from lightning_mappa.errors import ConfigError
+from lightning_mappa.shared_weights import roles_of
 
 CPU_SHARE = 0.01
 """Of a part that has no GPU: all of them fit on two cores, which they share by time."""
@@ -105,7 +106,7 @@ def agent_needs(cfg: DictConfig) -> tuple[AgentNeeds, ...]:
             dtype=agent.model.dtype,
             lora=agent.model.lora is not None,
         )
-        for agent_id, agent in cfg.agents.items()
+        for agent_id, agent in ((agent_id, cfg.agents[agent_id]) for agent_id in roles_of(cfg.agents))
     )
 
 

@@ -34,6 +34,8 @@ class AgentSpec:
     context_length: int
     """Most tokens that prompt and response may have together."""
     tools: tuple[Tool, ...] = ()
+    weights: str | None = None
+    """The agent whose weights it acts with, where several share them; None: its own."""
     max_turns: int = 1
     """Generation calls each time the workflow lets it act; another follows only on a tool run."""
 
@@ -93,7 +95,8 @@ class AgentSeat:
         if len(prompt_ids) + spec.sampling.max_new_tokens > spec.context_length:
             return self._record(asked, status=ActionStatus.PROMPT_TOO_LONG)
         seed = self.seed(spec.agent_id, self._turn)
-        request = GenerationRequest(agent_id=spec.agent_id, prompt_ids=prompt_ids, sampling=spec.sampling, seed=seed)
+        owner = spec.weights or spec.agent_id
+        request = GenerationRequest(agent_id=owner, prompt_ids=prompt_ids, sampling=spec.sampling, seed=seed)
         generation = await self.session.generate(request)
         text = spec.chat.decode(generation.response_ids)
         written = self._from_opening_tag(text)
@@ -147,6 +150,7 @@ class AgentSeat:
             stop_reason=generation.stop_reason,
             policy_version=generation.policy_version,
             temperature=self.spec.sampling.temperature,
+            weights=self.spec.weights,
             **{"prompt_ids": (), "text": "", **fields},
         )
         self.actions.append(action)
