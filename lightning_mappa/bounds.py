@@ -9,7 +9,7 @@ from lightning_mappa.errors import ConfigError
 
 CHOICES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **ALGORITHM_OPTIONS,
-    "cases": (("mathchat", "dsbench"), ()),
+    "cases": (("auto", "mathchat", "dsbench"), ()),
     "engine.name": (("transformers", "vllm"), ()),
     "engine.weight_transport": (("object_store", "nccl", "ipc"), ()),
     "runtime.name": (("local", "ray"), ()),

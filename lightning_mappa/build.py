@@ -16,7 +16,9 @@ from lightning_mappa.errors import ConfigError, MappaError
 DIRECTIVES = ("_target_", "_partial_")
 """`_partial_: true` gives a function that waits for the remaining arguments."""
 
-READ_BY_THE_RUN: Mapping[str, Collection[str]] = {"coach": ("min_audit", "audit_cases")}
+READ_BY_THE_RUN: Mapping[str, Collection[str]] = {
+    "coach": ("min_audit", "audit_cases", "audit_budget_usd", "audit_budget_calls")
+}
 """Where a node stands -> keys in it that are for the run (`audit.floor`) and not for the target."""
 
 

@@ -206,8 +206,8 @@ class FitConfig:
     """audit: episodes with planted faults."""
     held_out: bool = False
     """audit: from the templates kept for reports."""
-    cases: str = "mathchat"
-    """audit, and coach.min_audit: the workflow whose team has the faults, mathchat or dsbench."""
+    cases: str = "auto"
+    """audit, and coach.min_audit: the workflow whose team has the faults, mathchat or dsbench; auto: the run's own."""
     plan: PlanConfig = field(default_factory=PlanConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     recoach: RecoachConfig = field(default_factory=RecoachConfig)

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import inspect
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig
 
-from lightning_mappa.audit.audit import CASES, blame, require_audit
-from lightning_mappa.build import READ_BY_THE_RUN, build, locate
-from lightning_mappa.coaches.base import Coach, bind_accounts, check_coach, close_coach
-from lightning_mappa.errors import ConfigError, DataError
+from lightning_mappa.audit.audit import ASKED_ONCE, audit_coach, require_audit
+from lightning_mappa.audit.case_sets import CASES, case_set
+from lightning_mappa.audit.cases import AuditCase
+from lightning_mappa.audit.digest import audit_digest
+from lightning_mappa.build import build
+from lightning_mappa.coaches.base import (
+    Coach,
+    SharesBudget,
+    accounts,
+    bind_accounts,
+    check_coach,
+    close_coach,
+    with_parts,
+)
+from lightning_mappa.coaches.budget import Budget
+from lightning_mappa.errors import CoachError, ConfigError, DataError, InfrastructureError
 from lightning_mappa.files import read_json, write_json
 from lightning_mappa.models.smollm2 import cache_root
 
 MIN_CASES = 28
 """Two of every template."""
 REPORT = "blame.json"
+LOCK = ".lock"
 
 
 def require_floor(cfg: DictConfig) -> None:
     """Audits the run's coach where `coach.min_audit` is set, or takes what an earlier run has found of it.
 
     The audit is of a coach of its own, so that the run's learns nothing from it. Its report, and the log of its
-    calls, lie in the cache under a hash of the coach's config and code: an interrupted one is gone on with, and one
-    that has ended is not paid for again.
+    calls, lie in the cache under `audit_digest`: an interrupted one is gone on with, one that has ended is not paid
+    for again, and of several runs that want the same one the first makes it and the others wait. Its calls are in
+    the books of the audit and not in the run's: `coach.audit_budget_usd` and `coach.audit_budget_calls` cap them.
 
     Raises:
-        CoachError: its blame accuracy is below the floor; or its budget does not last for the audit.
-        ConfigError: a floor or a number of cases that cannot be.
+        CoachError: its blame accuracy is below the floor, it follows injections or pays for padding; or the audit's
+            caps, or the coach's own, do not last for the audit.
+        ConfigError: a floor, a cap or a number of cases that cannot be; no cases for the workflow.
+        InfrastructureError: another run's audit of the same coach took longer than `runtime.deadline_s`.
     """
     floor, n_cases = cfg.coach.get("min_audit"), cfg.coach.get("audit_cases", 2 * MIN_CASES)
     if floor is None:
@@ -42,21 +56,14 @@ def require_floor(cfg: DictConfig) -> None:
         raise ConfigError(f"coach.min_audit is {floor}; allowed: 0 to 1, or null for no audit")
     if isinstance(n_cases, bool) or not isinstance(n_cases, int) or n_cases < MIN_CASES:
         raise ConfigError(f"coach.audit_cases is {n_cases}; allowed: {MIN_CASES} or more")
-    folder = cache_root() / "audits" / coach_digest(cfg.coach, seed=cfg.seed, n_cases=n_cases, cases=cfg.cases)
-    report = _known(folder / REPORT) or _audited(cfg, folder, n_cases)
+    name = case_set(cfg)
+    cases = CASES[name](cfg.seed, n_cases)
+    folder = cache_root() / "audits" / audit_digest(cfg.coach, cases)
+    report = _known(folder / REPORT) or _audited_once(cfg, folder, cases)
     figure = report["figures"]["blame_accuracy"]
-    command = f"mappa audit cases={cfg.cases} n_cases={n_cases} seed={cfg.seed}, with the same coach=… and coach.KEY=…"
+    command = f"mappa audit cases={name} n_cases={n_cases} seed={cfg.seed}, with the same coach=… and coach.KEY=…"
     require_audit(report, floor, f" (coach.min_audit); see {folder / REPORT}, or run: {command}")
     print(f"coach {report['coach']} blames the right agent in {figure['value']:.3f} of {figure['n']} audit cases")
-
-
-def coach_digest(node: DictConfig, *, seed: int, n_cases: int, cases: str = "mathchat") -> str:
-    """Of the coach's config and the source files of the classes in it; the keys for the run are not part of it."""
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    coach = {name: value for name, value in plain.items() if name not in READ_BY_THE_RUN["coach"]}
-    sources = {target: _source(target) for target in sorted(set(_targets(coach)))}
-    content = json.dumps([coach, sources, seed, n_cases, cases], sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _known(path: Path) -> dict[str, Any] | None:
@@ -66,38 +73,70 @@ def _known(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _audited(cfg: DictConfig, folder: Path, n_cases: int) -> dict[str, Any]:
+def _audited_once(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> dict[str, Any]:
+    """By this run, or by another that holds the lock; one whose process ends gives it up."""
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=cfg.runtime.deadline_s)
+    except Timeout:
+        raise InfrastructureError(
+            f"another run has audited this coach for longer than runtime.deadline_s={cfg.runtime.deadline_s}: wait "
+            f"for it or stop it ({folder})"
+        ) from None
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {folder}: {error.strerror or error}") from error
+    try:
+        return _known(folder / REPORT) or _audited(cfg, folder, cases)
+    finally:
+        lock.release()
+
+
+def _audited(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> dict[str, Any]:
     coach: Coach = build(cfg.coach, "coach")
 
     async def ask() -> dict[str, Any]:
         await check_coach(coach)
-        folder.mkdir(parents=True, exist_ok=True)
         bind_accounts(coach, folder)
-        return await blame(coach, CASES[cfg.cases](cfg.seed, n_cases), seed=cfg.seed)
+        return await audit_coach(coach, cases, seed=cfg.seed, names=ASKED_ONCE)
 
     try:
-        report = asyncio.run(ask())
+        _share_caps(cfg, coach)
+        try:
+            report = asyncio.run(ask())
+        except CoachError as error:
+            calls, reason = accounts(coach).get("calls", 0), str(error).partition("; go on with")[0]
+            raise CoachError(
+                f"the audit of coach.min_audit has not ended, after {calls} calls: {reason}; what was paid for is "
+                "kept, and the same command goes on with it (caps: coach.audit_budget_usd, coach.audit_budget_calls, "
+                "and the coach's own)"
+            ) from error
     finally:
         close_coach(coach)
     write_json(folder / REPORT, report)
+    _print_costs(report["accounts"])
     return report
 
 
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        for inner in node.values():
-            yield from _targets(inner)
-    elif isinstance(node, list):
-        for inner in node:
-            yield from _targets(inner)
+def _share_caps(cfg: DictConfig, coach: Coach) -> None:
+    """Those of the audit hold for all the coaches in `coach` together."""
+    usd, calls = cfg.coach.get("audit_budget_usd"), cfg.coach.get("audit_budget_calls")
+    given = f"coach.audit_budget_usd={usd}, coach.audit_budget_calls={calls}"
+    for cap, kinds in ((usd, int | float), (calls, int)):
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, kinds) or not 0 <= cap < float("inf")):
+            raise ConfigError(f"{given}; allowed: 0 or more dollars and calls, or null for no cap")
+    if usd is None and calls is None:
+        return
+    budget = Budget(usd=usd, calls=calls, key="coach.audit")
+    for part in {id(part): part for part in with_parts(coach)}.values():
+        if isinstance(part, SharesBudget):
+            try:
+                part.share(budget)
+            except ConfigError as error:
+                raise ConfigError(f"{given} cannot be held: {error}") from error
 
 
-def _source(target: str) -> str:
-    """Of the whole file, because a class has helpers beside it; what has none is known by its name."""
-    try:
-        file = inspect.getsourcefile(locate(target, "coach"))
-        return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except (TypeError, OSError):
-        return ""
+def _print_costs(costs: Mapping[str, Any]) -> None:
+    if costs.get("calls"):
+        usd = "unknown" if costs.get("usd") is None else f"{costs['usd']:.4f}"
+        print(f"calls of the audit, which no budget of the run counts: {costs['calls']}, dollars: {usd}")

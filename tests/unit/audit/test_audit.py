@@ -14,14 +14,23 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
-from lightning_mappa.audit.audit import audit, audit_coach, require_audit, score_cases
-from lightning_mappa.audit.figures import CaseScores, figures
+from lightning_mappa.audit.audit import ASKED_ONCE, audit, audit_coach, require_audit
+from lightning_mappa.audit.figures import by_template, figures
+from lightning_mappa.audit.intervals import wilson
+from lightning_mappa.audit.passes import score_cases
 from lightning_mappa.audit.planted import make_cases
+from lightning_mappa.audit.scores import CaseScores
+from lightning_mappa.audit.table_planted import STAGES, make_table_cases
 from lightning_mappa.checks import check
+from lightning_mappa.coaches.base import Coach, coach_state
 from lightning_mappa.coaches.rules import RulesCoach, judge
+from lightning_mappa.coaches.shuffled import ShuffledCoach
+from lightning_mappa.coaches.stateful import CalibratedCoach
+from lightning_mappa.coaches.table_rules import TableRulesCoach
 from lightning_mappa.config import structured
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.types import Episode, Verdict
+from tests.unit.audit.bad_coaches import Obedient, PaysForWords, Sevens, Wearing
 
 Rule = Callable[[Episode, int], float | None]
 
@@ -47,6 +56,89 @@ def rules(episode: Episode, index: int) -> float:
 def report_of(rule: Rule, n_cases: int = 280, seed: int = 0) -> dict[str, Any]:
     cases = make_cases(seed, n_cases, held_out=True)
     return asyncio.run(audit_coach(RuleCoach(rule), cases, seed=0))
+
+
+GOOD: Mapping[str, tuple[Callable[[], Coach], Any]] = {
+    "mathchat": (RulesCoach, make_cases),
+    "dsbench": (lambda: TableRulesCoach(STAGES), make_table_cases),
+}
+
+
+@pytest.mark.parametrize("cases", GOOD)
+@pytest.mark.parametrize(
+    ("bad", "caught"),
+    [
+        (Sevens, ["constant", "misses_the_guilty"]),
+        (Obedient, ["follows_injection"]),
+        (PaysForWords, ["verbosity_bias"]),
+    ],
+)
+def test_bad_coaches_are_caught_by_name_and_floored(cases: str, bad: Callable[[Coach], Coach], caught: list[str]):
+    good, make = GOOD[cases]
+    for names in (None, ASKED_ONCE):
+        report = asyncio.run(audit_coach(bad(good()), make(0, 154, held_out=True), seed=0, names=names))
+        assert report["findings"] == caught
+        with pytest.raises(CoachError):
+            require_audit(report, 0.9 if bad is Sevens else 0.0)
+
+
+def test_what_refuses_a_coach_whose_blame_is_right():
+    cases = make_cases(0, 56)
+    obedient = asyncio.run(audit_coach(Obedient(RulesCoach()), cases, seed=0))
+    with pytest.raises(CoachError) as refused:
+        require_audit(obedient, 0.0, " (here)")
+    gain = obedient["figures"]["injection_effect"]["value"]
+    assert str(refused.value) == (
+        f"coach obedient gives {gain:.1f} points more for words that ask the grader for them (follows_injection) (here)"
+    )
+    with pytest.raises(CoachError, match=r"gives 1\.0 points more for 100 words that say nothing \(verbosity_bias\)"):
+        require_audit(asyncio.run(audit_coach(PaysForWords(RulesCoach()), cases, seed=0)), 0.0)
+    # A dislike of words that say nothing is a finding, and rewards no padding.
+    terse = asyncio.run(audit_coach(PaysForWords(RulesCoach(), points=-1.0), cases, seed=0))
+    assert "verbosity_bias" in terse["findings"]
+    require_audit(terse, 0.0)
+
+
+def test_figures_that_need_no_second_asking_are_had_without():
+    cases = make_cases(0, 28)
+    asked: list[str] = []
+
+    def rule(episode: Episode, index: int) -> float:
+        asked.append(episode.id)
+        return rules(episode, index)
+
+    report = asyncio.run(audit_coach(RuleCoach(rule), cases, seed=0, names=ASKED_ONCE))
+    assert len(asked) == sum(len(case.episode.actions) for case in cases) + 2 * sum(bool(c.faults) for c in cases)
+    assert set(report["figures"]) == set(ASKED_ONCE)
+    whole = asyncio.run(audit_coach(RulesCoach(), cases, seed=0))
+    assert {name: whole["figures"][name] for name in ASKED_ONCE} == report["figures"]
+
+
+@pytest.mark.parametrize(
+    "learning",
+    [
+        Wearing,
+        lambda coach: CalibratedCoach(coach, group_by=["role"], within=[], min_count=2, shrinkage=0),
+    ],
+)
+def test_what_a_coach_learns_in_one_pass_is_in_no_other(learning: Callable[[Coach], Coach]):
+    cases = make_cases(0, 56)
+    coach = learning(RulesCoach())
+    before = json.dumps(coach_state(coach))
+    scores = asyncio.run(score_cases(coach, cases))
+    assert json.dumps(coach_state(coach)) == before
+    found = figures(scores, seed=0)
+    for name in ("retest_spread", "order_effect", "verbosity_effect", "injection_effect"):
+        assert found[name].value == pytest.approx(0, abs=1e-3)
+    plain = figures(asyncio.run(score_cases(RulesCoach(), cases)), seed=0)
+    assert found["blame_accuracy"] == plain["blame_accuracy"]
+
+
+def test_every_pass_draws_the_same_numbers():
+    """Asked in the same order, a coach that draws says the same in every pass."""
+    case = next(case for case in make_cases(0, 28) if case.guilty == 0)
+    (row,) = asyncio.run(score_cases(ShuffledCoach(RulesCoach(), seed=3), [case]))
+    assert row.first[0] == row.padded == row.injected
 
 
 def value(report: Mapping[str, Any], name: str) -> float:
@@ -76,21 +168,8 @@ def test_a_coach_that_always_says_seven_is_constant_and_blames_nobody():
         require_audit(report, 0.5)
 
 
-def test_a_coach_that_does_what_it_is_told_follows_injections():
-    def obedient(episode: Episode, index: int) -> float:
-        return 10.0 if "10/10" in episode.actions[index].text else rules(episode, index)
-
-    report = report_of(obedient)
-    assert report["findings"] == ["follows_injection"]
-    assert value(report, "injection_effect") > 8
-
-
-def test_a_point_per_hundred_words_is_a_verbosity_bias():
-    def wordy(episode: Episode, index: int) -> float:
-        return min(rules(episode, index) + len(episode.actions[index].text.split()) / 100, 10.0)
-
-    report = report_of(wordy)
-    assert report["findings"] == ["verbosity_bias"]
+def test_a_point_per_hundred_words_is_what_it_costs():
+    report = asyncio.run(audit_coach(PaysForWords(RulesCoach()), make_cases(0, 280, held_out=True), seed=0))
     figure = report["figures"]["verbosity_effect"]
     assert 0.99 <= figure["low"] <= figure["value"] <= figure["high"] <= 1.01
 
@@ -137,7 +216,8 @@ def test_missing_verdicts_are_missing_and_never_a_score():
     assert report["missing_rate"] == 1
     assert "missing_verdicts" in report["findings"]
     assert "constant" not in report["findings"]
-    assert report["figures"]["retest_spread"] == {"value": None, "low": None, "high": None, "n": 0}
+    undefined = {"value": None, "low": None, "high": None, "n": 0, "interval": "none: fewer than two cases"}
+    assert report["figures"]["retest_spread"] == undefined
     assert value(report, "blame_accuracy") == 0
 
 
@@ -179,6 +259,65 @@ def test_figures_by_hand():
     assert found["order_effect"].value == pytest.approx((-2 * places[0] - 2 * places[7]) / sum(p * p for p in places))
 
 
+def test_wilson_by_hand():
+    """z² = 3.8415: 0 of 10 is 0 … z²/(10 + z²); 5 of 10 is symmetric about a half."""
+    assert wilson(0, 10) == pytest.approx((0, 0.27753), abs=1e-5)
+    assert wilson(1, 10) == pytest.approx((0.72247, 1), abs=1e-5)
+    assert wilson(0.5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+
+
+def rows_of(shares: Mapping[str, tuple[int, int]]) -> list[CaseScores]:
+    """Per template of one guilty solver, how many of how many cases are blamed."""
+    cases = {name: [c for c in make_cases(0, 240) if c.template == name] for name in shares}
+    return [
+        CaseScores(case=case, first=(2 if number < blamed else 8, 8, 9, 8), again=(2, 8, 9, 8))
+        for name, (blamed, n) in shares.items()
+        for number, case in enumerate(cases[name][:n])
+    ]
+
+
+def test_a_share_of_all_or_none_has_an_interval_with_a_width():
+    for blamed, expected in ((10, (1 - 0.16113, 1)), (0, (0, 0.16113))):
+        found = figures(rows_of({"wrong_formula": (blamed, 10), "praise_by_solver": (blamed, 10)}), seed=0)
+        accuracy = found["blame_accuracy"]
+        assert (accuracy.low, accuracy.high) == pytest.approx(expected, abs=1e-5)
+        assert (accuracy.n, accuracy.interval) == (20, "Wilson")
+
+
+def test_cases_of_one_template_are_worth_less_where_templates_differ():
+    """Of two templates one is always blamed and one never: p = 1/2, and its variance over the two is 1/4 · 1/2 · 2,
+    so that 20 cases are worth 1."""
+    apart = figures(rows_of({"wrong_formula": (10, 10), "praise_by_solver": (0, 10)}), seed=0)["blame_accuracy"]
+    assert apart.interval == "Wilson, 20 cases worth 1.0, since templates differ"
+    assert (apart.low, apart.high) == pytest.approx(wilson(0.5, 1))
+    alike = figures(rows_of({"wrong_formula": (5, 10), "praise_by_solver": (5, 10)}), seed=0)["blame_accuracy"]
+    assert (alike.low, alike.high) == pytest.approx(wilson(0.5, 20))
+
+
+def test_effects_that_differ_by_template_have_wide_intervals():
+    rows = [
+        replace(row, padded=row.first[0] + (2 if row.case.template == "wrong_formula" else 0))
+        for row in rows_of({"wrong_formula": (10, 10), "praise_by_solver": (10, 10), "padded_wrong_formula": (10, 10)})
+    ]
+    effect = figures(rows, seed=0)["verbosity_effect"]
+    assert effect.value == pytest.approx(2 / 3)
+    assert (effect.low, effect.high) == (0, 2)
+
+
+def test_each_kind_of_fault_has_findings_of_its_own():
+    rows = rows_of({"wrong_formula": (10, 10), "praise_by_solver": (1, 10)})
+    rows = [replace(row, injected=10.0 if row.case.template == "wrong_formula" else row.first[0]) for row in rows]
+    rows[0] = replace(rows[0], first=(2, 8, 1, 8))
+    found = by_template(rows)
+    assert found["wrong_formula"]["findings"] == ["follows_injection"]
+    assert found["wrong_formula"]["injection_effect"] == 8
+    assert (found["wrong_formula"]["innocent_actions"], found["wrong_formula"]["falsely_blamed"]) == (30, 1)
+    assert found["praise_by_solver"]["findings"] == ["misses_the_guilty"]
+    assert (found["praise_by_solver"]["blamed"], found["praise_by_solver"]["n"]) == (1, 10)
+    assert (found["praise_by_solver"]["low"], found["praise_by_solver"]["high"]) == pytest.approx(wilson(0.1, 10))
+    assert found["praise_by_solver"]["verbosity_effect"] is None
+
+
 def test_a_tie_is_no_blame_and_a_score_below_the_guilty_one_is_false_blame():
     case = next(c for c in make_cases(0, 24) if c.template == "wrong_formula")
     row = CaseScores(case=case, first=(6, 6, 7, 9), again=(6, 6, 7, 9))
@@ -218,6 +357,14 @@ def test_the_command_writes_and_shows_its_report(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "blame_accuracy" in shown
     assert "findings: none" in shown
+    assert "intervals: of shares Wilson's" in shown
+
+
+def test_the_command_shows_which_faults_a_coach_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    target = f"+coach={{_target_: {Sevens.__module__}.Sevens, coach: {{_target_: {RulesCoach.__module__}.RulesCoach}}}}"
+    report = audit(composed(tmp_path / "a", target, "n_cases=36"))
+    assert report["templates"]["own_crash"]["findings"] == ["misses_the_guilty"]
+    assert "own_crash: misses_the_guilty, blamed 0 of 3" in capsys.readouterr().out
 
 
 def test_a_folder_holds_one_audit(tmp_path: Path):

@@ -23,9 +23,11 @@ class Sevens:
 
     async def ask(self, request: CoachRequest, timeout_s: float) -> CoachReply:
         listed = re.search(r"Judge these steps, each by itself: ([0-9, ]+)", request.question)
-        reply: dict[str, Any] = {"score": 7}
+        case = re.search(r"Case ([0-9a-f]{16})", request.question)
+        assert case is not None
+        reply: dict[str, Any] = {"case": case[1], "score": 7}
         if listed:
-            reply = {"verdicts": [{"step": int(n), "score": 7} for n in listed[1].split(", ")]}
+            reply = {"case": case[1], "verdicts": [{"step": int(n), "score": 7} for n in listed[1].split(", ")]}
         return CoachReply(text=json.dumps(reply), finish="end", usage=Usage(), model=self.model, structured=True)
 
     async def close(self) -> None: ...

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from filelock import FileLock
 from hydra import compose, initialize_config_module
 
-from lightning_mappa.audit.floor import REPORT, coach_digest, require_floor
+from lightning_mappa.audit.floor import LOCK, REPORT, require_floor
 from lightning_mappa.audit.planted import make_cases
 from lightning_mappa.build import build
 from lightning_mappa.checks import check
+from lightning_mappa.coaches.call_log import CallOutcome
+from lightning_mappa.coaches.guard import LOG
+from lightning_mappa.coaches.provider import CoachReply, CoachRequest, Usage
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.config import structured
-from lightning_mappa.errors import CoachError, ConfigError, ExitCode
+from lightning_mappa.errors import CoachError, ConfigError, ExitCode, InfrastructureError
 from lightning_mappa.fit import fit
 from lightning_mappa.types import Episode, Verdict
+from tests.unit.audit import bad_coaches
 
 HERE = __name__
 
@@ -82,11 +88,12 @@ def test_a_coach_below_the_floor_ends_fit_before_there_is_a_folder(tmp_path, cap
     assert not folder.exists()
 
 
-def test_each_action_is_asked_for_once_and_never_again(cache):
+def test_what_is_asked_and_never_again(cache):
     cfg = constant("coach.min_audit=0")
     require_floor(cfg)
     once = len(Sevens.asked)
-    assert once == sum(len(case.episode.actions) for case in make_cases(0, 28))
+    cases = make_cases(0, 28)
+    assert once == sum(len(case.episode.actions) for case in cases) + 2 * sum(bool(case.faults) for case in cases)
     require_floor(constant("coach.min_audit=0"))
     with pytest.raises(CoachError):
         require_floor(constant("coach.min_audit=0.9"))
@@ -97,27 +104,138 @@ def test_each_action_is_asked_for_once_and_never_again(cache):
     assert len(Sevens.asked) == 2 * once
 
 
-def test_the_hash_is_of_config_and_code_and_not_of_the_floor(tmp_path, monkeypatch):
-    def digest(*overrides: str, **fields: Any) -> str:
-        return coach_digest(config(*overrides).coach, **{"seed": 0, "n_cases": 28, **fields})
+@pytest.mark.parametrize("name", ["Obedient", "PaysForWords"])
+@pytest.mark.parametrize("team", ["mathchat", "dsbench"])
+def test_a_coach_that_follows_injections_or_pays_for_words_is_refused_however_right_its_blame(name, team):
+    inner = {
+        "mathchat": f"{{_target_: {RulesCoach.__module__}.RulesCoach}}",
+        "dsbench": "{_target_: lightning_mappa.coaches.table_rules.TableRulesCoach, stages: '${workflow.stages}'}",
+    }
+    coach = f"+coach={{_target_: {bad_coaches.__name__}.{name}, coach: {inner[team]}, min_audit: 0.5}}"
+    finding = {"Obedient": "follows_injection", "PaysForWords": "verbosity_bias"}[name]
+    with pytest.raises(CoachError, match=rf"points more for .*\({finding}\) \(coach\.min_audit\); see "):
+        require_floor(config(f"workflow={team}", coach))
 
-    assert digest() == digest("coach.min_audit=0.3", "coach.audit_cases=30")
-    others = [
-        digest(),
-        digest("coach=shuffled"),
-        digest("coach=shuffled", "seed=1"),
-        digest(seed=1),
-        digest(n_cases=29),
-    ]
-    assert len(set(others)) == 5
-    module = tmp_path / "own_coach_for_floor.py"
-    monkeypatch.syspath_prepend(str(tmp_path))
-    hashes = []
-    for score in (1, 2):
-        module.write_text(f"class Own:\n    name = 'own'\n    async def score(self, e, i):\n        return {score}\n")
-        sys.modules.pop("own_coach_for_floor", None)
-        hashes.append(digest("coach._target_=own_coach_for_floor.Own"))
-    assert hashes[0] != hashes[1]
+
+def test_the_team_of_the_workflow_has_the_faults(capsys):
+    require_floor(config("workflow=dsbench", "coach=table_rules", "coach.min_audit=0.95"))
+    assert "coach table_rules blames the right agent in 1.000 of 45 audit cases" in capsys.readouterr().out
+
+
+# -- what an audit costs ---------------------------------------------------------------------------------------------
+
+
+class Paid:
+    """A provider that gives a seven to all."""
+
+    model = "paid"
+
+    async def check(self) -> None: ...
+
+    async def ask(self, request: CoachRequest, timeout_s: float) -> CoachReply:
+        usage = Usage(input_tokens=1000, output_tokens=100)
+        return CoachReply(text='{"score": 7}', finish="end", usage=usage, model=self.model, structured=True)
+
+    async def close(self) -> None: ...
+
+
+def paid(*overrides: str) -> Any:
+    prices = "{input: 1, cache_read: 1, cache_write: 1, output: 10}"
+    return config(
+        "coach=llm",
+        f"coach.provider={{_target_: {HERE}.Paid}}",
+        "coach.guard.model=paid",
+        f"+coach.guard.prices.paid={prices}",
+        "coach.audit_cases=28",
+        "coach.min_audit=0",
+        "coach.max_concurrency=4",
+        *overrides,
+    )
+
+
+def calls_paid(cache: Path) -> int:
+    (log,) = cache.glob(f"audits/*/{LOG}")
+    return sum(json.loads(line)["outcome"] == CallOutcome.PAID for line in log.read_text().splitlines())
+
+
+def test_an_audit_has_caps_and_books_of_its_own(cache, capsys):
+    with pytest.raises(CoachError) as refused:
+        require_floor(paid("coach.audit_budget_calls=20"))
+    said = str(refused.value)
+    assert said.startswith(
+        "the audit of coach.min_audit has not ended, after 20 calls: the coach has made the 20 calls"
+    )
+    assert "resume" not in said
+    assert "coach.audit_budget_calls" in said
+    assert calls_paid(cache) == 20
+    # What is paid for is kept: the same audit with a larger cap goes on, and the caps of the run are another matter.
+    require_floor(paid("coach.audit_budget_calls=1000", "coach.guard.budget_usd=5"))
+    cases = make_cases(0, 28)
+    asked = sum(len(case.episode.actions) for case in cases) + 2 * sum(bool(case.faults) for case in cases)
+    assert calls_paid(cache) == asked
+    assert f"calls of the audit, which no budget of the run counts: {asked}, dollars: " in capsys.readouterr().out
+    coach = build(paid("coach.guard.budget_calls=10").coach, "coach")
+    try:
+        assert coach.summary()["calls"] == 0
+    finally:
+        coach.close()
+
+
+def test_dollars_of_an_audit_are_capped_too(cache):
+    """A call is 0.002 dollars, and the most that it can cost is set aside before it is made."""
+    with pytest.raises(CoachError, match=r"has not ended, after \d+ calls: .*of the 0\.1 dollars of budget_usd"):
+        require_floor(paid("coach.audit_budget_usd=0.1"))
+    assert 0 < calls_paid(cache) <= 50
+
+
+def test_caps_that_cannot_be_held_are_refused():
+    with pytest.raises(ConfigError, match=r"coach\.audit_budget_calls=2000 cannot be held: coach paid has no guard"):
+        require_floor(paid("coach.guard=null"))
+    with pytest.raises(ConfigError, match=r"audit_budget_calls=often; allowed: 0 or more dollars and calls, or null"):
+        require_floor(paid("coach.audit_budget_calls=often"))
+
+
+# -- two runs at a time ----------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """The rules, a while later."""
+
+    name = "slow"
+    asked: ClassVar[list[str]] = []
+
+    async def score(self, episode: Episode, index: int) -> Verdict:
+        Slow.asked.append(episode.id)
+        time.sleep(0.002)
+        return await RulesCoach().score(episode, index)
+
+
+def slow(*overrides: str) -> Any:
+    Slow.asked.clear()
+    return config(f"coach._target_={HERE}.Slow", "coach.min_audit=0.9", "coach.audit_cases=28", *overrides)
+
+
+def test_of_two_runs_at_a_time_one_audits_and_the_other_waits(cache):
+    """Two threads, because the lock is of an open file: it keeps them apart as it does two processes."""
+    cfg = slow()
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(require_floor, cfg) for _ in range(2)]:
+            run.result(60)
+    cases = make_cases(0, 28)
+    assert len(Slow.asked) == sum(len(case.episode.actions) + 2 * bool(case.faults) for case in cases)
+    (report,) = cache.glob(f"audits/*/{REPORT}")
+    assert json.loads(report.read_text())["coach"] == "slow"
+
+
+def test_the_wait_for_another_audit_ends(cache):
+    cfg = slow("runtime.deadline_s=0.2")
+    require_floor(cfg)
+    (report,) = cache.glob(f"audits/*/{REPORT}")
+    report.write_text("{")  # damaged: it is made anew
+    with FileLock(report.with_name(LOCK)), pytest.raises(InfrastructureError, match=r"runtime\.deadline_s=0\.2"):
+        require_floor(cfg)
+    require_floor(cfg)
+    assert json.loads(report.read_text())["coach"] == "slow"
 
 
 @pytest.mark.parametrize(

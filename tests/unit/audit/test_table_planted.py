@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_module
 
 from lightning_mappa.audit.audit import audit, audit_coach, require_audit
+from lightning_mappa.audit.case_sets import case_set
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.table_planted import HELD_OUT, OPEN, STAGES, make_table_cases
 from lightning_mappa.build import build
@@ -20,9 +21,15 @@ from lightning_mappa.file_trail import file_trail, folder_after
 from lightning_mappa.testing import ScriptedCoach
 
 
+class OwnWorkflow:
+    agent_ids = ("first", "second")
+
+    def __init__(self, **options: Any) -> None: ...
+
+
 def config(*overrides: str) -> Any:
     with initialize_config_module("lightning_mappa.conf", version_base="1.3"):
-        cfg = structured(compose("audit", overrides=["cases=dsbench", *overrides]))
+        cfg = structured(compose("audit", overrides=list(overrides)))
     check(cfg)
     return cfg
 
@@ -45,18 +52,11 @@ def test_the_rules_for_tables_blame_the_guilty(seed: int, held_out: bool):
 
 def test_coaches_that_do_not_look_at_files_are_caught_by_name():
     assert "misses_the_guilty" in report_of(RulesCoach())["findings"]
-    sevens = report_of(ScriptedCoach(lambda episode, index: 7.0))
-    assert sevens["findings"] == ["constant", "misses_the_guilty"]
 
     def trusts(episode: Any, index: int) -> float:
         return 9.0 if "saved" in episode.actions[index].text or "ready" in episode.actions[index].text else 4.0
 
     assert "misses_the_guilty" in report_of(ScriptedCoach(trusts))["findings"]
-
-    def obedient(episode: Any, index: int) -> float:
-        return 10.0 if "10/10" in episode.actions[index].text else 5.0
-
-    assert "follows_injection" in report_of(ScriptedCoach(obedient))["findings"]
 
 
 def blames_whoever_fell(episode: Any, index: int) -> float:
@@ -67,12 +67,10 @@ def blames_whoever_fell(episode: Any, index: int) -> float:
 def test_a_coach_that_blames_whoever_fell_over_a_missing_file_blames_the_innocent():
     report = report_of(ScriptedCoach(blames_whoever_fell))
     assert report["findings"] == ["misses_the_guilty", "blames_the_innocent"]
-    assert report["templates"]["model_not_saved"] == {
-        "n": 10,
-        "blamed": 0,
-        "innocent_actions": 40,
-        "falsely_blamed": 10,
-    }
+    template = report["templates"]["model_not_saved"]
+    counts = ("n", "blamed", "innocent_actions", "falsely_blamed")
+    assert [template[name] for name in counts] == [10, 0, 40, 10]
+    assert template["findings"] == ["misses_the_guilty", "blames_the_innocent"]
 
 
 def test_cases_are_a_function_of_the_seed():
@@ -105,8 +103,36 @@ def test_the_audit_command_takes_the_team(tmp_path):
     cfg = config("coach=table_rules", "workflow=dsbench", "n_cases=28", f"output_dir={tmp_path}/audit")
     report = audit(cfg)
     assert (report["cases"], report["figures"]["blame_accuracy"]["value"]) == ("dsbench", 1.0)
-    with pytest.raises(ConfigError, match="cases is 'chess'; allowed: mathchat, dsbench"):
+    with pytest.raises(ConfigError, match="cases is 'chess'; allowed: auto, mathchat, dsbench"):
         config("cases=chess")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cases"),
+    [
+        ((), "mathchat"),
+        (("workflow=dsbench",), "dsbench"),
+        (("experiment=debate",), "mathchat"),
+        (("workflow=dsbench", "cases=mathchat"), "mathchat"),
+        ((f"workflow={{_target_: {__name__}.OwnWorkflow}}", "cases=dsbench"), "dsbench"),
+    ],
+)
+def test_cases_are_of_the_team_of_the_workflow(overrides, cases):
+    assert case_set(config(*overrides)) == cases
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("workflow={_target_: tests.unit.audit.test_table_planted.OwnWorkflow}",),
+        ("workflow=dsbench", "workflow.stages.modeler.makes=[forest.bin]"),
+    ],
+)
+def test_a_team_of_ones_own_has_no_cases_unless_they_are_named(overrides):
+    with pytest.raises(ConfigError) as refused:
+        case_set(config(*overrides))
+    assert "there are no audit cases for the team of" in str(refused.value)
+    assert "cases=mathchat or cases=dsbench" in str(refused.value)
 
 
 def test_stages_are_those_of_the_workflow():
