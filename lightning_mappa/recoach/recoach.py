@@ -11,22 +11,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from lightning_mappa.agent_trainer import agent_module
 from lightning_mappa.agents import AgentFacts, agent_facts, load_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
-from lightning_mappa.build import READ_BY_THE_RUN, build
+from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
+from lightning_mappa.config import structured
 from lightning_mappa.datamodules.transcript import RecordedStep, RecordedSteps, step_files
 from lightning_mappa.errors import ConfigError, MappaError
 from lightning_mappa.files import write_json
 from lightning_mappa.fit import CREDIT_KEYS
 from lightning_mappa.recoach.figures import advantage_figures, verdict_figures
+from lightning_mappa.recoach.overrides import changed, deciding, differs, side_of
 from lightning_mappa.recoach.rescore import advantages, recredited, rescored, verdicts_by_action
 from lightning_mappa.recoach.table import show
-from lightning_mappa.recoach.update import compare_updates
+from lightning_mappa.recoach.update import Side, compare_updates
 from lightning_mappa.rollout.ledger import RewardSettings
 from lightning_mappa.rollout.transcripts import read_episodes
 from lightning_mappa.run_folder import RunFolder
@@ -58,18 +60,20 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
     """Writes RUN/recoach-<name>.json and prints a table; `cfg` is the run's config with what was overridden in it.
 
     The coach is asked where its config is another than the run's, or where `recoach.rescore` says so; else the
-    recorded verdicts stay. Its calls are logged in RUN/recoach-<name>/, which a second attempt goes on with.
+    recorded verdicts stay. Its calls are logged in RUN/recoach-<name>/, which a second attempt goes on with. The
+    recorded side has the run's own algorithm, the new side that of `cfg`: rewards, credit and loss.
 
     Raises:
-        ConfigError: nothing differs from the run, there is a report of that name, or no transcripts.
+        ConfigError: nothing differs from the run, or something does that changes nothing here (`overrides`); there is
+            a report of that name, or no transcripts.
         DataError: a damaged transcript.
         CoachError: the new coach's budget is spent, or too many of its verdicts are missing.
     """
     folder = RunFolder.open(Path(cfg.run))
-    recorded = folder.config()
-    asks = cfg.recoach.rescore or _coach(cfg) != _coach(recorded)
-    changed = _changed(recorded.algorithm, cfg.algorithm)
-    if not (asks or changed):
+    recorded = structured(folder.config())
+    algorithm = changed(recorded, cfg)
+    asks = cfg.recoach.rescore or differs(recorded, cfg)
+    if not (asks or algorithm):
         raise ConfigError(
             f"nothing differs from run={cfg.run}: give coach=OPTION, coach.KEY=VALUE, algorithm.KEY=VALUE, "
             "or recoach.rescore=true to ask the run's own coach once more"
@@ -95,7 +99,7 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
                     "new": coach.name,
                     "asked": bool(asks),
                 },
-                "algorithm": changed,
+                "algorithm": algorithm,
                 "steps": sides.steps,
                 "episodes": sides.episodes,
                 "agents": _agents(cfg, recorded, sides),
@@ -173,9 +177,13 @@ def _update(
         return _no_update(f"the weights cannot be loaded: {error}")
     try:
         direction = compare_updates(
-            agent_module(cfg, agent),
-            (sides.recorded_steps, _credit_settings(recorded)),
-            (sides.new_steps, _credit_settings(cfg)),
+            *(
+                Side(module=agent_module(side, agent), steps=its_steps, settings=_credit_settings(side))
+                for side, its_steps in (
+                    (side_of(recorded, cfg), sides.recorded_steps),
+                    (cfg, sides.new_steps),
+                )
+            ),
             accelerator=cfg.trainer.accelerator,
             seed=derive_seed(cfg.seed, "recoach", agent_id),
         )
@@ -206,27 +214,8 @@ def _reward_settings(cfg: DictConfig) -> RewardSettings:
     )
 
 
-def _changed(recorded: DictConfig, new: DictConfig) -> dict[str, list[Any]]:
-    before, after = _plain(recorded), _plain(new)
-    return {
-        key: [before.get(key), after.get(key)]
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    }
-
-
-def _coach(cfg: DictConfig) -> dict[str, Any]:
-    """The coach's node without what is for `mappa fit`."""
-    return {name: value for name, value in _plain(cfg.coach).items() if name not in READ_BY_THE_RUN["coach"]}
-
-
-def _plain(node: DictConfig) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    return dict(plain)
-
-
 def _name(coach: Coach, cfg: DictConfig) -> str:
     """The same for the same coach and algorithm, so that an interrupted attempt is gone on with."""
-    content = json.dumps([_coach(cfg), _plain(cfg.algorithm)], sort_keys=True, default=str)
+    content = json.dumps(deciding(cfg), sort_keys=True, default=str)
     slug = re.sub(r"[^\w.-]+", "-", coach.name)
     return f"{slug}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"

@@ -25,6 +25,16 @@ Steps = Mapping[int, RecordedStep]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of two ways to make an update of the same weights."""
+
+    module: AgentModule
+    """With the loss of this side; both may hold the same model, since neither changes it."""
+    steps: Steps
+    settings: CreditSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Direction:
     """Two policy gradients at the same weights, before any clipping of their norm."""
 
@@ -34,21 +44,16 @@ class Direction:
     norm_new: float
 
 
-def compare_updates(
-    module: AgentModule,
-    recorded: tuple[Steps, CreditSettings],
-    new: tuple[Steps, CreditSettings],
-    *,
-    accelerator: str,
-    seed: int,
-) -> Direction:
+def compare_updates(recorded: Side, new: Side, *, accelerator: str, seed: int) -> Direction:
     """The gradients of the steps' mini-batches, summed on each side, and the angle between the sums.
 
-    They come from the module's own training step, whose optimizer is kept from stepping: the weights stay.
+    They come from the modules' own training step, whose optimizer is kept from stepping: the weights stay.
     Advantages are as these weights see them, so the module's KL to its start is 0; that of others is as recorded.
     """
-    a = summed_gradient(module, *recorded, accelerator=accelerator, seed=seed)
-    b = summed_gradient(module, *new, accelerator=accelerator, seed=seed)
+    a, b = (
+        summed_gradient(side.module, side.steps, side.settings, accelerator=accelerator, seed=seed)
+        for side in (recorded, new)
+    )
     norm_a, norm_b = math.sqrt(_dot(a, a)), math.sqrt(_dot(b, b))
     cosine = _dot(a, b) / (norm_a * norm_b) if norm_a > 0 and norm_b > 0 else None
     return Direction(cosine=cosine, norm_recorded=norm_a, norm_new=norm_b)

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from lightning_mappa.checks import check
 from lightning_mappa.cli import of_run
+from lightning_mappa.coaches.call_log import CallOutcome
 from lightning_mappa.coaches.guard import LOG
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.config import structured
@@ -96,6 +97,49 @@ def test_what_changes_nothing_or_has_no_transcripts_is_refused(run, tmp_path):
         again(tmp_path, "recoach.rescore=true")
 
 
+def test_each_side_has_a_loss_of_its_own(run):
+    same = again(run, "recoach.rescore=true", "recoach.name=reference")
+    loss = again(run, "algorithm.mini_batch_size=4", "algorithm.micro_batch_size=2", "recoach.name=loss")
+    assert loss["algorithm"] == {"mini_batch_size": [8, 4]}
+    assert loss["coach"]["asked"] is False
+    moved = 0
+    for agent, figures in loss["agents"].items():
+        update, before = figures["update"], same["agents"][agent]["update"]
+        if update["cosine"] is not None:
+            assert update["norm_recorded"] == pytest.approx(before["norm_recorded"], rel=1e-4)
+            assert update["norm_new"] > 1.2 * update["norm_recorded"]
+            moved += 1
+    assert moved
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["algorithm.clip_ratio_low=0.1"],
+            r"algorithm\.clip_ratio_low=0\.1 changes nothing in mappa recoach \(weights",
+        ),
+        (["algorithm.dual_clip=3"], r"algorithm\.dual_clip=3\.0 changes nothing"),
+        (["algorithm.max_skipped_steps=9"], r"algorithm\.max_skipped_steps=9 changes nothing .*\(no step is taken\)"),
+        (["algorithm.loss_agg_mode=seq-mean-token-mean", "recoach.update_steps=0"], "recoach.update_steps is 0"),
+        (["datamodule.temperature=0.5", "recoach.rescore=true"], r"datamodule\.temperature=0\.5 changes nothing"),
+        (
+            ["trainer.max_steps=7", "coach=shuffled"],
+            r"trainer\.max_steps=7 changes nothing in mappa recoach \(recorded",
+        ),
+        (["algorithm.micro_batch_size=2"], "nothing differs from run="),
+        (["coach.min_audit=0.5"], "nothing differs from run="),
+        (["+algorithm.return_scop=agent"], r"algorithm\.return_scop is no known key"),
+        (["algorithm.reward=best"], r"algorithm\.reward is 'best'; allowed: process, outcome, mix"),
+    ],
+)
+def test_overrides_that_are_unknown_or_without_effect_are_refused(run, overrides, sentence):
+    before = sorted(run.glob("recoach-*"))
+    with pytest.raises(ConfigError, match=sentence):
+        again(run, *overrides)
+    assert sorted(run.glob("recoach-*")) == before
+
+
 def test_weights_that_are_gone_leave_the_rest(run, tmp_path):
     moved = tmp_path / "moved"
     (moved / "transcripts").mkdir(parents=True)
@@ -118,15 +162,17 @@ def score(call: Call) -> Answer:
 def test_a_coach_that_is_paid_for_has_a_log_of_its_own_and_pays_once(run, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     with FakeMessagesAPI(score) as api:
-        options = ("coach=anthropic", f"coach.provider.base_url={api.url}", "recoach.name=paid")
+        options = ("coach=anthropic", f"coach.provider.base_url={api.url}")
         with pytest.raises(CoachError, match="has made the 10 calls of budget_calls"):
             again(run, *options, "coach.guard.budget_calls=10", "coach.max_concurrency=4")
         assert len(api.calls) == 10
-        assert not (run / "recoach-paid.json").exists()
-        report = again(run, *options)
+        (started,) = (path for path in run.glob("recoach-claude-*") if path.is_dir())
+        assert not started.with_suffix(".json").exists()
+        report = again(run, *options)  # another cap is no other coach: it goes on with what was paid for
         asked = sum(figures["verdicts"]["actions"] for figures in report["agents"].values())
         assert len(api.calls) == asked == report["accounts"]["calls"]
     assert report["accounts"]["logged"] == 10
     assert report["accounts"]["usd"] > 0
-    assert len((run / "recoach-paid" / LOG).read_text().splitlines()) == asked
+    outcomes = [json.loads(line)["outcome"] for line in (started / LOG).read_text().splitlines()]
+    assert outcomes.count(CallOutcome.PAID) == asked
     assert not (run / LOG).exists()

@@ -14,7 +14,7 @@ from lightning_mappa.datamodules.transcript import RecordedSteps
 from lightning_mappa.errors import CoachError
 from lightning_mappa.recoach.figures import advantage_figures, correlations, verdict_figures
 from lightning_mappa.recoach.rescore import advantages, recredited, rescored, verdicts_by_action
-from lightning_mappa.recoach.update import compare_updates, summed_gradient
+from lightning_mappa.recoach.update import Side, compare_updates, summed_gradient
 from lightning_mappa.rollout.ledger import RewardSettings
 from lightning_mappa.rollout.transcripts import read_episodes, read_transcript, step_path
 from lightning_mappa.testing import ScriptedCoach, tiny_llama
@@ -168,14 +168,16 @@ def test_correlations_by_hand():
 # -- the direction of the update -------------------------------------------------------------------------------------
 
 
-def direction(run, steps, agent="solver", settings=None, **options):
-    module = make_agent(tiny_llama(VOCAB, 0).double(), mini_batch_size=8, **options)
-    module.agent_id = agent
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    found = compare_updates(
-        module, (run.steps, run.settings), (steps, settings or run.settings), accelerator="cpu", seed=0
-    )
-    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+def direction(run, steps, agent="solver", settings=None, **new_loss):
+    model = tiny_llama(VOCAB, 0).double()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    sides = []
+    for its_steps, its_settings, loss in ((run.steps, run.settings, {}), (steps, settings or run.settings, new_loss)):
+        module = make_agent(model, **{"mini_batch_size": 8, **loss})
+        module.agent_id = agent
+        sides.append(Side(module=module, steps=its_steps, settings=its_settings))
+    found = compare_updates(*sides, accelerator="cpu", seed=0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     return found
 
 
@@ -203,6 +205,20 @@ def test_another_credit_mode_turns_the_update(run):
     same = {0: run.steps[0]}
     assert 0 < direction(run, same, settings=TRAJECTORY).cosine < 0.95
     assert direction(run, same, agent="verifier", settings=TRAJECTORY).cosine == pytest.approx(1, abs=1e-9)
+
+
+def test_another_loss_is_that_of_the_new_side_alone(run):
+    """All responses have 3 tokens: a sum over tokens is 3 times their mean, and one mini-batch of all 24 actions is a
+    third of three of 8."""
+    same = {0: run.steps[0]}
+    plain = direction(run, same)
+    summed = direction(run, same, loss_agg_mode="seq-mean-token-sum")
+    assert summed.norm_recorded == pytest.approx(plain.norm_recorded)
+    assert summed.norm_new == pytest.approx(3 * plain.norm_new)
+    assert summed.cosine == pytest.approx(1, abs=1e-9)
+    whole = direction(run, same, mini_batch_size=24)
+    assert whole.norm_recorded == pytest.approx(plain.norm_recorded)
+    assert whole.norm_new == pytest.approx(plain.norm_new / 3)
 
 
 def test_a_constant_coach_gives_no_direction(run):
