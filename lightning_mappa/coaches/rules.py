@@ -24,6 +24,7 @@ class RulesCoach:
     | action | score |
     |---|---|
     | nothing generated (prompt too long), or the sandbox failed | missing |
+    | wrong in value, and the sandbox of the code that it reports, or was handed the output of, failed | missing |
     | **answers**: last of a complete episode, ran no code | 10 boxes the reference; 8 boxes the wrong \
 value it was handed; 1 boxes anything else; 0 boxes nothing |
     | has a tool, wrote no code | 0 |
@@ -54,7 +55,7 @@ def judge(episode: Episode, index: int) -> Judgement:
     action = episode.actions[index]
     if action.status is ActionStatus.PROMPT_TOO_LONG:
         return None, "the prompt did not fit the context: nothing was generated"
-    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
+    if _sandbox_failed(action):
         return None, "the sandbox failed, which says nothing of the program"
 
     gold = _gold(episode.task.reference)
@@ -68,7 +69,7 @@ def judge(episode: Episode, index: int) -> Judgement:
     if action.status is ActionStatus.NO_CODE:
         return 0.0, "wrote no code to run"
     if before is not None and before.agent_id == action.agent_id and before.tool_results:
-        return _judge_report(action, gold, given, output_value(before))
+        return _judge_report(action, gold, given, before)
     return _judge_solution(action, gold, given)
 
 
@@ -102,9 +103,11 @@ def output_value(action: Action) -> int | None:
 
 
 class _Handed:
-    """What one agent left to the next."""
+    """What one agent left to the next; its last code, if it ran any, may be one of which the sandbox failed."""
 
-    def __init__(self, action: Action, output: int | None) -> None:
+    def __init__(self, action: Action, code: Action | None) -> None:
+        output = None if code is None else output_value(code)
+        self.broken = code is not None and _sandbox_failed(code)
         self.text = action.text.strip()
         self.value = output if action.tool_results else stated_value(action)
         self.values = {value for value in (self.value, output) if value is not None}
@@ -121,8 +124,19 @@ def _handed(episode: Episode, index: int) -> _Handed | None:
     if not earlier:
         return None
     last = earlier[-1]
-    outputs = [output_value(a) for a in earlier if a.agent_id == last.agent_id and a.tool_results]
-    return _Handed(last, outputs[-1] if outputs else None)
+    codes = [action for action in earlier if action.agent_id == last.agent_id and action.tool_results]
+    return _Handed(last, codes[-1] if codes else None)
+
+
+def _sandbox_failed(action: Action) -> bool:
+    return any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results)
+
+
+def _wrong(score: float, reason: str, given: _Handed | None) -> Judgement:
+    """The score, unless it was handed nothing because a sandbox failed."""
+    if given is not None and given.broken:
+        return None, f"{reason}; but the sandbox failed of the code whose output it was to be handed"
+    return score, reason
 
 
 def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
@@ -143,11 +157,11 @@ def _judge_code(action: Action, gold: frozenset[int] | None, given: _Handed | No
         return 8.0, f"the code printed {value}: wrong, but the value it was handed"
     if hopeless:
         return 7.0, f"the code printed {value}: wrong, but what it was handed has no value"
-    return 2.0, f"the code printed {value}, neither the reference nor what it was handed"
+    return _wrong(2.0, f"the code printed {value}, neither the reference nor what it was handed", given)
 
 
-def _judge_report(action: Action, gold: frozenset[int] | None, given: _Handed | None, output: int | None) -> Judgement:
-    value = stated_value(action)
+def _judge_report(action: Action, gold: frozenset[int] | None, given: _Handed | None, code: Action) -> Judgement:
+    value, output = stated_value(action), output_value(code)
     if value is None and output is None:
         return 8.0, "the code gave no number, and none is stated"
     if value == output:
@@ -156,6 +170,8 @@ def _judge_report(action: Action, gold: frozenset[int] | None, given: _Handed | 
         return 10.0, f"states {output}, the output of its code, beside {value}, which it was handed"
     if gold is not None and value in gold:
         return 9.0, f"states {value}, the reference, against its output {output}"
+    if _sandbox_failed(code):
+        return None, f"states {_shown(value)} where the sandbox of its code failed"
     return 1.0, f"states {_shown(value)} where its code gave {_shown(output)}"
 
 
@@ -174,7 +190,7 @@ def _judge_answer(action: Action, gold: frozenset[int] | None, given: _Handed | 
         return 1.0, f"boxes {boxed[:40]!r} though it was handed {given.value}, the reference"
     if boxed == given.text or (value is not None and value in given.values):
         return 8.0, f"boxes {boxed[:40]!r}: wrong, but what it was handed"
-    return 1.0, f"boxes {boxed[:40]!r}, neither the reference nor what it was handed"
+    return _wrong(1.0, f"boxes {boxed[:40]!r}, neither the reference nor what it was handed", given)
 
 
 def _judge_solution(action: Action, gold: frozenset[int] | None, given: _Handed | None) -> Judgement:
@@ -187,7 +203,7 @@ def _judge_solution(action: Action, gold: frozenset[int] | None, given: _Handed 
         return 10.0, f"comes to {value}, the reference"
     if given is not None and value in given.values:
         return 8.0, f"comes to {value}: wrong, but what it was handed"
-    return 2.0, f"comes to {value}, which is wrong"
+    return _wrong(2.0, f"comes to {value}, which is wrong", given)
 
 
 def _gold(reference: str | None) -> frozenset[int] | None:

@@ -12,6 +12,8 @@ from lightning_mappa.workflows.file_relay import Stage, read_stages
 
 Judgement = tuple[float | None, str]
 
+_CUT = "the episode was cut before the agent was done"
+
 
 class TableRulesCoach:
     """Offline, deterministic, free. Whoever should have made a file is blamed when it is not there, and not the
@@ -20,6 +22,8 @@ class TableRulesCoach:
     | action | score |
     |---|---|
     | nothing generated (prompt too long), or the sandbox failed | missing |
+    | files lack or the hand-in is refused, and the agent's own sandbox, or that of one whose files it was to find, \
+failed; or the episode was cut before the agent was done | missing; no code stays 0 or 2 |
     | a file of another agent or of the task was there when the agent began, and is gone | 1 |
     | wrote what was handed in last, and it is refused; or came after that in the same part | 1 |
     | has a tool, wrote no code | 0; 2 where its inputs were missing |
@@ -64,7 +68,13 @@ class _Part:
     left: Folder
     """When it was done."""
     is_last: bool
-    """No program of the agent follows, and not merely because the episode was cut."""
+    """No program of the agent follows."""
+    was_cut: bool
+    """The episode ended before the agent did, through no doing of the agent's."""
+    broken: str
+    """Why a sandbox that failed may be the reason that files lack; empty where none failed."""
+    broken_later: bool
+    """The sandbox of a later program of the agent's failed."""
 
     @property
     def inputs_lack(self) -> list[str]:
@@ -85,38 +95,62 @@ def judge_step(episode: Episode, index: int, stages: Mapping[str, Stage], hand_i
     action = episode.actions[index]
     if action.status is ActionStatus.PROMPT_TOO_LONG:
         return None, "the prompt did not fit the context: nothing was generated"
-    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
+    if _sandbox_failed(action):
         return None, "the sandbox failed, which says nothing of the program"
     if action.agent_id not in stages:
         return None, f"{action.agent_id} has no part in coach.stages"
-    part = _part(episode, action, stages[action.agent_id])
+    part = _part(episode, action, stages)
     taken = _taken_away(part)
     if taken:
         return 1.0, f"removed {', '.join(taken)}, which it was handed"
     if _is_refused_with(episode, action, hand_in):
+        if part.broken and (part.inputs_lack or part.broken_later):
+            return None, f"{hand_in} is refused ({episode.fault}), but {part.broken}"
         if part.inputs_lack:
             return 4.0, f"{hand_in} is refused ({episode.fault}), but {_list(part.inputs_lack)} missing"
         return 1.0, f"{hand_in} is refused, {episode.fault}: {episode.reason}"
     return _judge_code(action, part) if action.tool_results else _judge_text(action, part)
 
 
-def _part(episode: Episode, action: Action, stage: Stage) -> _Part:
-    actions = episode.actions
+def _part(episode: Episode, action: Action, stages: Mapping[str, Stage]) -> _Part:
+    actions, stage = episode.actions, stages[action.agent_id]
     own = [a.index for a in actions if a.agent_id == action.agent_id]
     last_program = max((i for i in own if actions[i].tool_results), default=own[-1])
-    was_cut = episode.status is not EpisodeStatus.OK and own[-1] == actions[-1].index
-
-    def folder(count: int) -> Folder:
-        return folder_after(episode.task.metadata.get("files", ()), file_trail(actions[:count]))
-
+    found = _folder(episode, own[0])
     return _Part(
         stage=stage,
-        found=folder(own[0]),
-        after=folder(action.index + 1),
+        found=found,
+        after=_folder(episode, action.index + 1),
         wrote=file_trail([action]),
-        left=folder(own[-1] + 1),
-        is_last=action.index >= last_program and not was_cut,
+        left=_folder(episode, own[-1] + 1),
+        is_last=action.index >= last_program,
+        was_cut=episode.status is not EpisodeStatus.OK and own[-1] == actions[-1].index,
+        broken=_broken(episode, own, stages, missing(stage.needs, found)),
+        broken_later=any(_sandbox_failed(actions[i]) for i in own if i > action.index),
     )
+
+
+def _folder(episode: Episode, count: int) -> Folder:
+    """After the first `count` actions."""
+    return folder_after(episode.task.metadata.get("files", ()), file_trail(episode.actions[:count]))
+
+
+def _broken(episode: Episode, own: Sequence[int], stages: Mapping[str, Stage], inputs_lack: Sequence[str]) -> str:
+    """Whose sandbox failed: the agent's own, or, where its inputs lack, that of an earlier agent which then left less
+    than it should have."""
+    actions = episode.actions
+    if any(_sandbox_failed(actions[index]) for index in own):
+        return "the sandbox of a program of its part failed"
+    earlier = actions[: own[0]] if inputs_lack else ()
+    for action in earlier:
+        stage = stages.get(action.agent_id)
+        if stage is not None and _sandbox_failed(action) and missing(stage.makes, _folder(episode, own[0])):
+            return f"the sandbox of a program of {action.agent_id} failed"
+    return ""
+
+
+def _sandbox_failed(action: Action) -> bool:
+    return any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results)
 
 
 def _taken_away(part: _Part) -> list[str]:
@@ -141,12 +175,14 @@ def _judge_code(action: Action, part: _Part) -> Judgement:
         if failed is not None:
             return 5.0, f"a program ended with {failed.status}, but all its files are there"
         return (9.0, f"wrote {', '.join(wrote)}") if wrote else (8.0, "all its files are there")
+    came_to_it = not part.lack_in_the_end
+    if not came_to_it and (part.broken or part.was_cut):
+        return None, f"{_list(part.lack)} missing, but {part.broken or _CUT}"
     if part.inputs_lack and (part.is_last or failed is not None):
         return 4.0, f"stopped by what it was handed: {_list(part.inputs_lack)} missing"
     if part.is_last:
         how = "its program ended well" if failed is None else f"its program ended with {failed.status}"
         return 1.0, f"{how}, and {_list(part.lack)} missing"
-    came_to_it = not part.lack_in_the_end
     if failed is not None:
         return (4.0 if came_to_it else 3.0), f"the program ended with {failed.status}"
     if any(entry.path in part.stage.makes for entry in part.wrote):
@@ -161,10 +197,10 @@ def _judge_text(action: Action, part: _Part) -> Judgement:
         return 0.0, "wrote no code to run"
     if not part.lack:
         return 8.0, "all its files are there"
+    if part.broken or part.was_cut:
+        return None, f"{_list(part.lack)} missing, but {part.broken or _CUT}"
     if part.inputs_lack:
         return 4.0, f"stopped by what it was handed: {_list(part.inputs_lack)} missing"
-    if not part.is_last:
-        return None, "the episode was cut before the agent's next turn"
     return 1.0, f"ended while {_list(part.lack)} missing"
 
 

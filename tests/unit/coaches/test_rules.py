@@ -179,8 +179,25 @@ def test_prompt_too_long_has_no_score():
     assert scores(episode) == [10, 10, 10, None]
 
 
-def test_sandbox_failure_has_no_score():
-    assert scores(mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="error"))[CODE] is None
+@pytest.mark.parametrize(
+    ("episode", "expected"),
+    [
+        # Nothing printed, and the report says so; who makes up for it has done so.
+        (mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="error"), [10, None, 8, 10]),
+        (mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="57"), [10, None, 9, 10]),
+        # What the code would have said nobody knows: not who reports it, nor who answers from it.
+        (mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="40", answer=r"\boxed{41}"), [10, None, None, None]),
+        (
+            mathchat("12+7+3", "", "22", r"\boxed{22}", ran=ToolStatus.SANDBOX_ERROR),
+            [2, None, None, 8],
+        ),
+        # No box, and a right number made wrong, need no code.
+        (mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="error", answer="40"), [10, None, 8, 0]),
+        (mathchat(output="", ran=ToolStatus.SANDBOX_ERROR, report="57", answer=r"\boxed{40}"), [10, None, 9, 1]),
+    ],
+)
+def test_a_sandbox_that_failed_is_nobodys_fault(episode, expected):
+    assert scores(episode) == expected
 
 
 @pytest.mark.parametrize("reference", [None, "x+1"])

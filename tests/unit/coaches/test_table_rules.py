@@ -107,9 +107,87 @@ def test_a_refused_hand_in_is_on_whoever_wrote_it_last():
 
 def test_an_agent_that_was_cut_might_have_made_its_files_yet():
     cut = {"status": EpisodeStatus.FAILED, "reason": "TimeoutError", "outcome": None}
-    assert scores(ENGINEER, program("modeler"), **cut) == [9, 4]
+    assert scores(ENGINEER, program("modeler"), **cut) == [9, None]
     assert scores(program("engineer", "X.pkl"), program("modeler"), **cut)[0] == 1
-    assert scores(ENGINEER, program("modeler"), text("modeler"), **cut) == [9, 4, None]
+    assert scores(ENGINEER, program("modeler"), text("modeler"), **cut) == [9, None, None]
+
+
+CUT = {"status": EpisodeStatus.FAILED, "reason": "TimeoutError", "outcome": None}
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        # Cut while it was at work: what it had not made yet, it might have made.
+        ([program("engineer", status=FAILED)], [None]),
+        ([program("engineer"), program("engineer", "X.pkl")], [None, None]),
+        ([ENGINEER, program("modeler", status=FAILED), text("modeler")], [9, None, None]),
+        ([program("engineer", "X.pkl"), program("modeler", status=FAILED)], [1, None]),
+        # What it had made, it had made; and what it did wrong was wrong.
+        ([program("engineer"), ENGINEER], [6, 9]),
+        ([ENGINEER, program("modeler", "model.pkl"), text("modeler")], [9, 9, 8]),
+        ([ENGINEER, program("modeler", gone="X.pkl")], [9, 1]),
+        ([text("engineer", ActionStatus.NO_CODE)], [0]),
+        # Those before it were done.
+        ([program("engineer", "X.pkl"), text("engineer"), program("modeler")], [1, 1, None]),
+    ],
+)
+def test_a_cut_episode_blames_nobody_for_what_was_still_to_come(actions, expected):
+    assert scores(*actions, **CUT) == expected
+
+
+BROKEN = ToolStatus.SANDBOX_ERROR
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        # The agent's own sandbox: before, at and after its failing, nothing that lacks is the agent's fault.
+        ([program("engineer", status=BROKEN), text("engineer")], [None, None]),
+        ([program("engineer", "X.pkl"), program("engineer", status=BROKEN)], [None, None]),
+        ([program("engineer", status=FAILED), program("engineer", status=BROKEN)], [None, None]),
+        ([program("engineer", status=BROKEN), program("engineer", status=FAILED), text("engineer")], [None] * 3),
+        ([program("engineer", status=BROKEN), program("engineer", "X.pkl"), text("engineer")], [None] * 3),
+        # It came to it all the same.
+        ([program("engineer", "X.pkl"), program("engineer", status=BROKEN), ENGINEER], [7, None, 9]),
+        ([program("engineer", status=BROKEN), ENGINEER, text("engineer")], [None, 9, 8]),
+        # Those after it fell over what was not made, and so did those after them.
+        (
+            [program("engineer", status=BROKEN), program("modeler", status=FAILED), text("modeler")],
+            [None, None, None],
+        ),
+        (
+            [program("engineer", status=BROKEN), program("modeler"), program("analyst", status=FAILED)],
+            [None, None, None],
+        ),
+        ([program("engineer", status=BROKEN), program("modeler", "y.pkl", "model.pkl"), ANALYST], [None, 9, 9]),
+        # A sandbox that failed and was made up for is no excuse; nor is one for what had nothing to do with files.
+        ([program("engineer", status=BROKEN), ENGINEER, program("modeler", status=FAILED)], [None, 9, 1]),
+        ([program("engineer", status=BROKEN), text("modeler", ActionStatus.NO_CODE)], [None, 2]),
+        ([program("engineer", status=BROKEN), program("modeler", gone="train.csv")], [None, 1]),
+        # The engineer is at fault, and the modeler's sandbox failed once and was made up for.
+        ([program("engineer", "X.pkl"), program("modeler", status=BROKEN), MODELER, text("modeler")], [1, None, 9, 8]),
+    ],
+)
+def test_a_sandbox_that_failed_is_nobodys_fault(actions, expected):
+    assert scores(*actions) == expected
+
+
+def test_reasons_name_the_sandbox_that_failed():
+    episode = episode_of(program("engineer", status=BROKEN), program("modeler", status=FAILED))
+    verdict = asyncio.run(TableRulesCoach(STAGES).score(episode, 1))
+    assert verdict.reason == "model.pkl is missing, but the sandbox of a program of engineer failed"
+    own = asyncio.run(
+        TableRulesCoach(STAGES).score(episode_of(program("engineer", status=BROKEN), text("engineer")), 1)
+    )
+    assert own.reason == "X.pkl, y.pkl are missing, but the sandbox of a program of its part failed"
+
+
+def test_a_refused_hand_in_that_a_sandbox_kept_from_being_mended_is_no_fault():
+    refused = {"outcome": 0.0, "fault": "missing_id", "reason": "3 of 9 ids are missing"}
+    assert scores(ENGINEER, MODELER, ANALYST, program("analyst", status=BROKEN), **refused) == [9, 9, None, None]
+    assert scores(ENGINEER, MODELER, program("analyst", status=BROKEN), ANALYST, **refused) == [9, 9, None, 1]
+    assert scores(ENGINEER, program("modeler", status=BROKEN), ANALYST, **refused) == [9, None, None]
 
 
 @pytest.mark.parametrize(
