@@ -13,7 +13,7 @@ from lightning_mappa.coaches.base import Coach, ask, rescored
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
-FIELDS = ("agent", "role", "kind", "turn")
+FIELDS = ("agent", "role", "kind", "turn", "outcome")
 Group = tuple[str, ...]
 
 
@@ -46,18 +46,21 @@ class CalibratedCoach:
     """A `StatefulCoach` that takes from `coach` what it gives a whole group of actions, whatever they did.
 
     A score s of group g becomes (s − mu_g) · sigma / sigma_g + mu, clamped to 0 … 10: mu_g and sigma_g are mean and
-    spread of the group's own scores, mu is the mean of all groups that share the fields `within`, sigma the spread
-    inside those groups. `Verdict.raw_score` is what the coach gave. Differences inside a group stay; so that a group
-    that does worse in truth loses this difference as well, group by what the coach should not care about, and put
-    into `within` what it should.
+    spread of the group's own scores, mu is the mean over the groups that share the fields `within`, sigma the spread
+    inside those groups. `Verdict.raw_score` is what the coach gave. Differences inside a group stay, and so do those
+    between values of `within`: group by what the coach should not care about, and put into `within` what it should.
+    With `outcome` in it, kinds are compared among episodes that ended alike, as the verifier in code has them: a kind
+    that fails more often in truth keeps its lower scores. What the outcome does not tell, it loses.
 
     Statistics are of the coach's own scores, and take in a batch when it has ended: all verdicts of a batch are
     corrected alike, in whatever order they come.
 
     Args:
-        group_by, within: of `agent`, `role`, `kind` (of task) and `turn`; `within` is a part of `group_by`.
+        group_by, within: of `agent`, `role`, `kind` (of task), `turn` and `outcome` (right from a half on, wrong or
+            unknown), for which every verdict waits; `within` is a part of `group_by`.
         min_count: scores that a group must have for its own to be corrected.
-        shrinkage: scores that `mu` and `sigma` count for in a group's statistics, so that few scores move little.
+        shrinkage: scores that `mu` and `sigma` count for in a group's statistics, so that few scores move little;
+            and a group of n scores counts n / (n + shrinkage) in `mu`.
         decay: what a score weighs one batch later; 1 forgets nothing.
         max_stretch: sigma / sigma_g is kept from 1 / max_stretch to max_stretch.
     """
@@ -86,6 +89,8 @@ class CalibratedCoach:
             )
         self.name = coach.name
         self.parts = (coach,)
+        self.needs_outcome = True if "outcome" in group_by else None
+        """None: as the coach does."""
         self._group_by = tuple(group_by)
         self._within = tuple(group_by.index(field) for field in within)
         self._min_count = min_count
@@ -127,18 +132,21 @@ class CalibratedCoach:
 
     def _group(self, episode: Episode, index: int) -> Group:
         action = episode.actions[index]
-        fields = {"agent": action.agent_id, "role": action.role, "kind": episode.task.kind, "turn": str(action.turn)}
+        fields = {
+            "agent": action.agent_id,
+            "role": action.role,
+            "kind": episode.task.kind,
+            "turn": str(action.turn),
+            "outcome": "unknown" if episode.outcome is None else "right" if episode.outcome >= 0.5 else "wrong",
+        }
         return tuple(fields[field] for field in self._group_by)
 
     def _corrected(self, group: Group, score: float) -> float:
         own = self._moments.get(group)
         if own is None or own.count < self._min_count:
             return score
-        mean, variance = pooled(
-            moments
-            for other, moments in self._moments.items()
-            if all(other[field] == group[field] for field in self._within)
-        )
+        alike = [m for other, m in self._moments.items() if all(other[f] == group[f] for f in self._within)]
+        mean, variance = pooled(alike, self._shrinkage)
         weight = own.count / (own.count + self._shrinkage)
         own_mean = weight * own.mean + (1 - weight) * mean
         own_variance = weight * own.variance + (1 - weight) * variance
@@ -147,9 +155,14 @@ class CalibratedCoach:
         return min(max((score - own_mean) * stretch + mean, 0.0), SCORE_RANGE)
 
 
-def pooled(groups: Iterable[Moments]) -> tuple[float, float]:
-    """Mean of all scores, and the variance inside the groups: what sets one group off from another is not in it."""
-    known = list(groups)
+def pooled(groups: Iterable[Moments], shrinkage: float = 0.0) -> tuple[float, float]:
+    """The mean of the groups' means, and the variance inside the groups: what sets one off from another is in neither.
+
+    A group counts as one however many scores it has, so that a bias of one kind moves the mean by the same amount
+    where that kind is frequent and where it is rare; with `shrinkage` one of n scores counts n / (n + shrinkage).
+    """
+    known = [moments for moments in groups if moments.count > 0]
+    weights = [moments.count / (moments.count + shrinkage) for moments in known]
+    mean = math.fsum(w * moments.mean for w, moments in zip(weights, known, strict=True)) / math.fsum(weights)
     count = math.fsum(moments.count for moments in known)
-    mean = math.fsum(moments.total for moments in known) / count
     return mean, math.fsum(moments.count * moments.variance for moments in known) / count

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from itertools import product
 from statistics import fmean
 
 import pytest
+from hydra import compose, initialize_config_module
 
-from lightning_mappa.coaches.base import coach_state, load_coach_state
+from lightning_mappa.coaches.base import coach_state, load_coach_state, needs_outcome
 from lightning_mappa.coaches.stateful import CalibratedCoach, Moments, pooled
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.testing import ScriptedCoach
@@ -90,6 +92,69 @@ def test_a_planted_bias_goes_and_real_differences_stay():
     assert kept_role == pytest.approx(true_role, abs=0.15)
     assert quality == pytest.approx(true_quality, rel=0.05)
     assert role == pytest.approx(true_role, abs=0.15)
+
+
+SHARE_GOOD = {"sums": 0.7, "tables": 0.3}
+
+
+def harder(number, size=64):
+    """The tables fail more often in truth: all actions of an episode are good or bad, as its outcome says."""
+    shown = [episode(f"harder-{number}-{i}", KINDS[i % 2]) for i in range(size)]
+    return [replace(e, outcome=float(random.Random(e.id).random() < SHARE_GOOD[e.task.kind])) for e in shown]
+
+
+def true_of_harder(shown: Episode, index: int) -> float:
+    return (6.5 if shown.outcome else 3) + random.Random(f"noise {shown.id}/{index}").uniform(-1.5, 1.5)
+
+
+def mean_gap(given):
+    """Mean of all scores of tables minus that of sums."""
+    return fmean(s for kind, s in given if kind == "tables") - fmean(s for kind, s in given if kind == "sums")
+
+
+BY_OUTCOME = {"group_by": ["role", "kind", "turn", "outcome"], "within": ["role", "outcome"]}
+
+
+@pytest.mark.parametrize(("settings", "keeps"), [(BY_OUTCOME, True), ({}, False)])
+def test_a_kind_that_fails_more_often_in_truth_keeps_its_lower_scores(settings, keeps):
+    """With the outcome in view; without, the planted bias and the real difference go together."""
+
+    def say(shown, index):
+        return true_of_harder(shown, index) + (BIAS if shown.task.kind == "tables" else 0)
+
+    coach = CalibratedCoach(ScriptedCoach(say), **settings)
+    given, true, raw = [], [], []
+    for number in range(24):
+        for e in harder(number):
+            for index in range(len(e.actions)):
+                score = asyncio.run(coach.score(e, index)).score
+                if number >= 8:
+                    given.append((e.task.kind, score))
+                    true.append((e.task.kind, true_of_harder(e, index)))
+                    raw.append((e.task.kind, say(e, index)))
+        coach.end_of_batch()
+    real = mean_gap(true)
+    assert real == pytest.approx(-1.4, abs=0.2)
+    assert mean_gap(raw) - real == pytest.approx(BIAS)
+    if keeps:
+        assert mean_gap(given) == pytest.approx(real, abs=0.05)
+    else:
+        assert abs(mean_gap(given)) < 0.2 * BIAS
+
+
+@pytest.mark.parametrize(("settings", "waits"), [(BY_OUTCOME, True), ({}, False)])
+def test_only_one_that_groups_by_outcome_waits_for_it(settings, waits):
+    class Early(ScriptedCoach):
+        needs_outcome = False
+
+    coach = CalibratedCoach(Early(truth), **settings)
+    assert needs_outcome(coach, episode("e").actions[0], "verifier") is waits
+
+
+def test_the_packaged_option_groups_by_outcome():
+    with initialize_config_module("lightning_mappa.conf", version_base="1.3"):
+        node = compose("fit", overrides=["coach=calibrated"]).coach
+    assert {key: list(node[key]) for key in BY_OUTCOME} == BY_OUTCOME
 
 
 def test_without_within_the_roles_are_made_equal_too():
@@ -189,6 +254,12 @@ def test_old_scores_fade():
     assert (moments.count, moments.total, moments.squares) == (2, 12, 91)
     assert (moments.mean, moments.variance) == (6, 9.5)
     assert pooled([moments, Moments(count=2, total=4, squares=8)]) == (4, 4.75)
+
+
+def test_a_group_counts_once_in_the_mean_however_many_scores_it_has():
+    few, many = Moments(count=2, total=4, squares=8), Moments(count=6, total=48, squares=402)
+    assert pooled([few, many]) == (5, 6 * 3 / 8)  # means 2 and 8; variances 0 and 67 − 64
+    assert pooled([few, many], 2.0)[0] == pytest.approx((2 / 4 * 2 + 6 / 8 * 8) / (2 / 4 + 6 / 8))
 
 
 @pytest.mark.parametrize(
