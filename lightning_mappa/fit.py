@@ -26,6 +26,7 @@ from lightning_mappa.runtime.base import Place
 from lightning_mappa.runtime.board import Board
 from lightning_mappa.runtime.place import place_for
 from lightning_mappa.runtime.served_weights import ServedWeights
+from lightning_mappa.splits import keep_splits
 from lightning_mappa.stop import StopRequest
 from lightning_mappa.system import (
     Environment,
@@ -80,8 +81,7 @@ def _fit(
     cfg: DictConfig, folder: RunFolder, environment: Environment, place: Place, stop: StopRequest, restarts: int
 ) -> dict[str, Any]:
     # 1. All that can be wrong with config and data shows here, before there is a folder.
-    train_tasks = _tasks(environment.source, "train")
-    selection_tasks = _tasks(environment.source, "selection")[: cfg.datamodule.val_limit]
+    splits = {split: _tasks(environment.source, split) for split in ("train", "selection")}
     _check_coach(cfg, environment.coach)
     coordinator = build_coordinator(cfg, environment, place.facts, place.engine)
     place.prepare()
@@ -90,6 +90,8 @@ def _fit(
         folder.create(cfg)
 
     with folder.writing():
+        keep_splits(folder.splits, splits)
+
         # 2. Where the run stands: at step 0, or at its last joint checkpoint.
         checkpoint = None if cfg.resume is None else _last_checkpoint(folder)
         state = None if checkpoint is None else restore_random_states(checkpoint)
@@ -134,8 +136,8 @@ def _fit(
             settings=_driver_settings(cfg),
             board=board,
             coordinator=coordinator,
-            train_tasks=train_tasks,
-            selection_tasks=selection_tasks,
+            train_tasks=splits["train"],
+            selection_tasks=splits["selection"][: cfg.datamodule.val_limit],
             folder=folder,
             record=record,
             stop=stop,

@@ -25,9 +25,11 @@ class RunFolder:
     """Paths and records of a run.
 
     config.yaml           the resolved config
+    splits.json           the tasks of each split, in order
     transcripts/          step-NNNNNN.jsonl, selection-NNNNNN.jsonl, report-initial.jsonl, report-selected.jsonl
     metrics.jsonl         a line per rollout step
-    coach_calls.jsonl     a line per call of a coach that is paid for
+    coach_calls.jsonl     a line when a call of a coach leaves, and one with what came of it
+    coach_fence.key       what fences around agents' texts are made with
     recoach-<name>.json   what `mappa recoach` found; its coach's calls are in recoach-<name>/
     checkpoints/          step-NNNNNN/: a part per agent, run.json, manifest.json
     agents/<agent>/       what the agent's Trainer and loggers write; selected weights
@@ -41,6 +43,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
+        self.splits = path / "splits.json"
 
     def create(self, config: DictConfig) -> None:
         """Makes the folder, with the resolved config in it. Call it after every check of config and data."""

@@ -39,6 +39,7 @@ def _check_engine(cfg: DictConfig) -> None:
     engine, runtime = cfg.engine, cfg.runtime
     if engine.name == "vllm" and runtime.name != "ray":
         raise ConfigError(f"engine=vllm works in actors of its own, but runtime is {runtime.name}; set runtime=ray")
+    _check_transport(cfg)
     if not 0 < engine.gpu_memory_utilization < 1:
         raise ConfigError(
             f"engine.gpu_memory_utilization is {engine.gpu_memory_utilization}; allowed: above 0 and below 1"
@@ -55,6 +56,29 @@ def _check_engine(cfg: DictConfig) -> None:
             raise ConfigError(
                 f"agents.{agent_id}.model.dtype is float64, which engine=vllm cannot serve; allowed: float32, bfloat16"
             )
+
+
+def _check_transport(cfg: DictConfig) -> None:
+    transport, runtime = cfg.engine.weight_transport, cfg.runtime
+    if transport == "object_store":
+        return
+    key = f"engine.weight_transport={transport}"
+    if cfg.engine.name != "vllm" or cfg.trainer.accelerator == "cpu":
+        raise ConfigError(
+            f"{key} sends weights from GPUs to vLLM's, but engine is {cfg.engine.name} and trainer.accelerator is "
+            f"{cfg.trainer.accelerator}; allowed here: object_store"
+        )
+    if (transport == "ipc") != runtime.colocate:
+        where = "shares" if transport == "ipc" else "does not share"
+        raise ConfigError(
+            f"{key} is for an engine that {where} its agent's GPUs, but runtime.colocate is "
+            f"{str(runtime.colocate).lower()}; allowed here: object_store, {'ipc' if runtime.colocate else 'nccl'}"
+        )
+    if runtime.max_staleness > 0:
+        raise ConfigError(
+            f"{key} brings weights at the end of an update, but with runtime.max_staleness={runtime.max_staleness} "
+            "the engine still decodes with older ones then; allowed here: object_store"
+        )
 
 
 def _check_runtime(cfg: DictConfig) -> None:

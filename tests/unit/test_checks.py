@@ -17,6 +17,7 @@ from lightning_mappa.config import FitConfig, allowed_keys, run_folder_name, str
 from lightning_mappa.errors import CoachError, ConfigError, NotAvailableError
 from lightning_mappa.scale_checks import check_packages
 
+GPUS = {"engine__name": "vllm", "runtime__name": "ray", "trainer__accelerator": "cuda"}
 NOT_YET = "is not available in this version"
 
 
@@ -111,6 +112,24 @@ def test_a_name_that_no_option_has_is_refused(composed: DictConfig, key: str):
                 "runtime__max_staleness": 1,
             },
             "runtime.max_staleness=1 has engines work during updates, but with runtime.colocate=true they sleep",
+        ),
+        (
+            {"engine__weight_transport": "nccl"},
+            "engine.weight_transport=nccl sends weights from GPUs to vLLM's, but engine is transformers and .* is cpu; "
+            "allowed here: object_store",
+        ),
+        (
+            GPUS | {"engine__weight_transport": "ipc"},
+            "engine.weight_transport=ipc is for an engine that shares its agent's GPUs, but runtime.colocate is false; "
+            "allowed here: object_store, nccl",
+        ),
+        (
+            GPUS | {"engine__weight_transport": "nccl", "runtime__colocate": True},
+            "engine.weight_transport=nccl is for an engine that does not share .* allowed here: object_store, ipc",
+        ),
+        (
+            GPUS | {"engine__weight_transport": "nccl", "runtime__max_staleness": 1},
+            "engine.weight_transport=nccl brings weights at the end of an update, but with runtime.max_staleness=1",
         ),
         ({"agents__solver__devices": 0}, "agents.solver.devices is 0; allowed: 1 or more"),
         (
