@@ -17,9 +17,12 @@ DIRECTIVES = ("_target_", "_partial_")
 """`_partial_: true` gives a function that waits for the remaining arguments."""
 
 READ_BY_THE_RUN: Mapping[str, Collection[str]] = {
-    "coach": ("min_audit", "audit_cases", "audit_budget_usd", "audit_budget_calls")
+    "coach": (
+        *("min_audit", "audit_cases", "audit_budget_usd", "audit_budget_calls"),
+        *("max_missing_rate", "missing_window"),
+    )
 }
-"""Where a node stands -> keys in it that are for the run (`audit.floor`) and not for the target."""
+"""Where a node stands -> keys in it that are for the run (`audit.floor`, `MissingWatch`) and not for the target."""
 
 
 def build(node: DictConfig | Mapping[str, Any], key: str, /, **supplied: Any) -> Any:

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from lightning_mappa.agents import AgentFacts, LoadedAgent, Model, with_adapter
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, with_parts
+from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models.load import load_model, load_trained_tensors, trained_tensors
 from lightning_mappa.rollout.coordinator import RolloutCoordinator
@@ -191,6 +192,7 @@ def build_coordinator(
         workspaces=lambda episode_id: workspaces.open(),
         max_episodes_in_flight=cfg.datamodule.max_episodes_in_flight,
         deadline_s=cfg.runtime.deadline_s,
+        missing=MissingWatch(cfg.coach.get("max_missing_rate", 0.2), cfg.coach.get("missing_window", 32)),
     )
 
 

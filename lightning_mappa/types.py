@@ -172,6 +172,8 @@ class Episode:
     """Why what it handed in was refused, as one word, with `reason` for people; the episode itself is complete."""
     sample: int = 0
     """Which sample of its task in this rollout, from 0; a task that comes up again goes on counting."""
+    last_agent_id: str | None = None
+    """Whose actions end every complete episode of the workflow; None where it does not know. Not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
 from lightning_mappa.coaches.budget import Budget
-from lightning_mappa.types import Action, Episode, EpisodeStatus, Verdict
+from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolStatus, Verdict
 
 
 class Coach(Protocol):
@@ -200,13 +200,39 @@ def until(episode: Episode, index: int) -> Episode:
         actions=episode.actions[: index + 1],
         status=EpisodeStatus.RUNNING,
         sample=episode.sample,
+        last_agent_id=episode.last_agent_id,
     )
 
 
 def shown_to(coach: Coach, episode: Episode, index: int, last_agent_id: str | None) -> Episode:
     """What a rollout gives the coach for action `index` of an episode that has ended."""
+    episode = replace(episode, last_agent_id=last_agent_id)
     with_outcome = needs_outcome(coach, episode.actions[index], last_agent_id)
     return episode if with_outcome else until(episode, index)
+
+
+def not_judged(action: Action) -> str | None:
+    """Why no coach can judge the action, which is masked for a reason of its own; None where one can."""
+    if action.status is ActionStatus.PROMPT_TOO_LONG:
+        return "the prompt did not fit the context: nothing was generated"
+    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
+        return "the sandbox failed, which says nothing of the program"
+    return None
+
+
+@runtime_checkable
+class CanBeHalted(Protocol):
+    """A coach whose calls go on when who has asked for them does not wait any more."""
+
+    async def halt(self, reason: str) -> None:
+        """Nothing more is asked: later verdicts raise `CoachError` with `reason`. Returns when what is under way is
+        booked."""
+        ...
+
+
+async def halt_coach(coach: Coach, reason: str) -> None:
+    """Ends what the coach and its parts ask for, so that their accounts are complete."""
+    await asyncio.gather(*(part.halt(reason) for part in with_parts(coach) if isinstance(part, CanBeHalted)))
 
 
 async def ask(coach: Coach, episode: Episode, index: int) -> Verdict:

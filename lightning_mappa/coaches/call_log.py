@@ -1,4 +1,5 @@
-"""Every call of a coach as a JSON line, on disk before its reply is used: a reply is never paid twice."""
+"""Every call of a coach as JSON lines, on disk before it leaves and before its reply is used: what a process that was
+killed has spent is known, and no reply is paid twice."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -19,10 +21,13 @@ _NEEDED_BYTES = 4 << 20
 """Room for the replies of all calls in flight."""
 
 ReplyKey = tuple[str, int]
-"""(content hash, n): the n-th reply to the same content, from 0."""
+"""(content hash, seed): each reply to the same content has a seed of its own."""
 
 
 class CallOutcome(StrEnum):
+    SENT = "sent"
+    """Leaves now; its dollars are the most that it can cost. One that no `PAID` or `FAILED` of the same attempt follows
+    was in flight when its process was killed."""
     PAID = "paid"
     CACHED = "cached"
     """Answered by a run before this one."""
@@ -38,20 +43,24 @@ class CallRecord:
     call_id: str
     prompt_hash: str
     """Of all that decides the reply: model, prompts, schema, limit."""
-    number: int
-    """Replies to the same content before this one."""
+    seed: int
+    """Tells the replies to the same content apart."""
+    attempt: int | None
+    """What left, numbered over the whole log; None where nothing left."""
+    at: float
+    """Unix seconds."""
     outcome: CallOutcome
     model: str
     usd: str
     """Decimal number of dollars."""
     latency_s: float | None
-    """None where nothing was asked."""
+    """None of a call that only just leaves, and where nothing was asked."""
     reply: CoachReply | None
-    """None of a call that failed."""
+    """None of a call that was sent or failed."""
 
     @property
     def key(self) -> ReplyKey:
-        return self.prompt_hash, self.number
+        return self.prompt_hash, self.seed
 
 
 class CallLog:
@@ -68,6 +77,8 @@ class CallLog:
         self._path = path
         self._lock = threading.Lock()
         self._fault: str | None = None
+        self._waiting: deque[CallRecord] = deque()
+        """To be written next, all with one sync."""
         self.records: list[CallRecord] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +92,11 @@ class CallLog:
 
     def reply(self, key: ReplyKey) -> CoachReply | None:
         return self._replies.get(key)
+
+    def lost(self) -> list[CallRecord]:
+        """What was sent and has no answer: of a log that was just opened, calls of processes that were killed."""
+        ended = {record.attempt for record in self.records if record.outcome is not CallOutcome.SENT}
+        return [record for record in self.records if record.outcome is CallOutcome.SENT and record.attempt not in ended]
 
     def check(self) -> None:
         """Raises `CoachError` when the disk is full or a write has failed: nothing more may be paid for then."""
@@ -96,29 +112,33 @@ class CallLog:
 
         Raises `CoachError` when the disk does not take it; the file keeps its whole lines.
         """
-        await asyncio.shield(asyncio.to_thread(self._write, record))
+        self._waiting.append(record)
+        await asyncio.shield(asyncio.to_thread(self._write_waiting))
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _write(self, record: CallRecord) -> None:
-        line = json.dumps(asdict(record)).encode() + b"\n"
+    def _write_waiting(self) -> None:
+        """What waits, unless another thread has written it: syncs are slow, and many calls leave and end together."""
         with self._lock:
             if self._fault is not None:
                 raise CoachError(self._fault)
+            batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            if not batch:
+                return
+            lines = b"".join(json.dumps(asdict(record)).encode() + b"\n" for record in batch)
             try:
                 written = 0
-                while written < len(line):
-                    written += os.write(self._file, line[written:])
+                while written < len(lines):
+                    written += os.write(self._file, lines[written:])
                 os.fsync(self._file)
-                self._end += len(line)
+                self._end += len(lines)
             except OSError as error:
                 os.ftruncate(self._file, self._end)
                 self._fault = f"the coach stops: cannot write {self._path} ({error.strerror or error})"
                 raise CoachError(self._fault) from error
-            self.records.append(record)
-            if record.reply is not None:
-                self._replies[record.key] = record.reply
+            self.records += batch
+            self._replies |= {record.key: record.reply for record in batch if record.reply is not None}
 
     def _read(self) -> int:
         """Fills `records` and returns how many bytes of the file are whole lines."""

@@ -25,6 +25,7 @@ from lightning_mappa.errors import CoachError, ConfigError
 _FIRST_WAIT_S = 0.5
 _SAME_REFUSALS = 3
 """So many calls in a row that are refused for one reason are no fault of the calls."""
+_LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,24 @@ class RetryPolicy:
             if not 0 < value < float("inf"):
                 raise ConfigError(f"coach.{name} is {value}; allowed: more than 0")
 
+    @property
+    def least_s(self) -> float:
+        """An attempt for which less is left than a tenth of what one may take is not made: it would be paid for, and
+        cut before its reply."""
+        return _LEAST_SHARE * min(self.timeout_s, self.deadline_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    reply: CoachReply
+    replayed: bool
+    """The guard had it already: nothing was asked."""
+
 
 class Caller:
     """Asks until there is a reply, within the policy and the pace.
+
+    An attempt that has left goes on when the call is cancelled: it may be billed, and so its reply goes to the guard.
 
     `counts` holds `attempts`, `retries`, `rate_limited` and `logged` (replies the guard already had).
     """
@@ -58,12 +74,16 @@ class Caller:
         self._random = random.Random()  # timing only; the global generator belongs to the run
         self._last_refusal = ("", 0)
         self._stopped: str | None = None
+        self._open: set[asyncio.Task[Answer]] = set()
+        """Attempts that the guard knows of."""
+        self._in_flight: set[asyncio.Task[Answer]] = set()
+        """Attempts that have left and are not booked yet; each ends within `RetryPolicy.timeout_s`."""
         self.counts: Counter[str] = Counter()
 
-    async def call(self, request: CoachRequest) -> CoachReply:
+    async def call(self, request: CoachRequest) -> Answer:
         """Raises `PassingError` when time or attempts are over, `RefusedRequestError` for this request, and
         `CoachError` for what concerns all of them; after that one, for every later call too."""
-        call = _Call(self._policy.deadline_s)
+        call = _Call(self._policy)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(PassingError),
             stop=lambda state: self._is_over(state, call),
@@ -71,38 +91,87 @@ class Caller:
             reraise=True,
         )
         try:
-            return await retrying(self._attempt, request, call)
-        except FatalError as error:
-            raise self._stop(f"the coach {self._provider.model} cannot be asked: {error}") from error
+            return await retrying(self._kept, request, call)
+        except PassingError as error:
+            if not call.out_of_time:
+                raise
+            raise PassingError(f"deadline of {self._policy.deadline_s:g} s, {error}") from error
 
-    async def _attempt(self, request: CoachRequest, call: _Call) -> CoachReply:
+    async def halt(self, reason: str) -> None:
+        """No later call leaves, and each raises `CoachError` with `reason`. Returns when those in flight are booked."""
+        self._stopped = self._stopped or reason
+        for attempt in self._open - self._in_flight:
+            attempt.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def drain(self) -> None:
+        """Returns when the calls in flight are booked; until then no other leaves."""
+        stopped = self._stopped
+        await self.halt("the coach is closed")
+        self._stopped = stopped
+
+    async def _kept(self, request: CoachRequest, call: _Call) -> Answer:
+        attempt = asyncio.create_task(self._attempt(request, call))
+        attempt.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # somebody may have left
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if attempt not in self._in_flight:
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+            this = asyncio.current_task()
+            if self._stopped is not None and this is not None and not this.cancelling():
+                raise CoachError(self._stopped) from None
+            raise
+
+    async def _attempt(self, request: CoachRequest, call: _Call) -> Answer:
         async with self._pace.slot():
             if self._stopped is not None:
                 raise CoachError(self._stopped)
-            logged = None if self._guard is None else await self._guard.before(request)
-            if logged is not None:
-                self.counts["logged"] += 1
-                return logged
+            task = asyncio.current_task()
+            assert task is not None
+            self._open.add(task)
             try:
-                reply = await self._asked(request, call)
-            except BaseException as error:
+                logged = None if self._guard is None else await self._guard.before(request)
+                if logged is not None:
+                    self.counts["logged"] += 1
+                    return Answer(reply=logged, replayed=True)
+                reply = await self._asked(request, call, task)
                 if self._guard is not None:
-                    refused = isinstance(error, (FatalError, RefusedRequestError)) or getattr(error, "refused", False)
-                    await self._guard.failed(request, billed=call.sent and not refused)
-                raise
-            if self._guard is not None:
-                # Paid for: a cancelled call is booked all the same.
-                await asyncio.shield(self._guard.after(request, reply))
-            return reply
+                    await self._guard.after(request, reply)
+            finally:
+                self._open.discard(task)
+                self._in_flight.discard(task)
+            return Answer(reply=reply, replayed=False)
 
-    async def _asked(self, request: CoachRequest, call: _Call) -> CoachReply:
+    async def _asked(self, request: CoachRequest, call: _Call, task: asyncio.Task[Answer]) -> CoachReply:
+        """Tells the guard of a call that came to no reply."""
+        try:
+            return await self._exchange(request, call, task)
+        except BaseException as error:
+            call.said = str(error)
+            stop = self._concerns_all(error)
+            if self._guard is not None:
+                refused = isinstance(error, (FatalError, RefusedRequestError)) or getattr(error, "refused", False)
+                await self._guard.failed(request, billed=task in self._in_flight and not refused)
+            if stop is not None:
+                raise stop from error
+            raise
+
+    async def _exchange(self, request: CoachRequest, call: _Call, task: asyncio.Task[Answer]) -> CoachReply:
         estimate = (len(request.system) + len(request.shared) + len(request.question)) // 3 + request.max_tokens
-        call.sent = False
         await self._pace.admit(estimate)
+        again = call.begun
+        if call.too_late():
+            raise PassingError(call.said)
+        if self._guard is not None:
+            await self._guard.sent(request)
+        if self._stopped is not None:
+            raise CoachError(self._stopped)
         started = time.monotonic()
         self.counts["attempts"] += 1
-        self.counts["retries"] += call.begun
-        call.sent = True
+        self.counts["retries"] += again
+        self._in_flight.add(task)
         try:
             reply = await self._provider.ask(request, min(self._policy.timeout_s, call.left()))
         except PassingError as error:
@@ -110,30 +179,30 @@ class Caller:
                 self.counts["rate_limited"] += 1
                 self._pace.too_fast(started, min(error.retry_after_s or 0.0, self._policy.max_wait_s))
             raise
-        except RefusedRequestError as error:
-            self._refused(error)
-            raise
         usage = reply.usage
         used = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
         self._pace.replied(max(estimate - used, 0) if usage.known else 0)
         self._last_refusal = ("", 0)
         return reply
 
-    def _refused(self, error: RefusedRequestError) -> None:
-        if error.too_long:
-            return
-        said, times = self._last_refusal
-        times = times + 1 if said == str(error) else 1
-        self._last_refusal = (str(error), times)
-        if times >= _SAME_REFUSALS:
-            raise self._stop(f"the coach {self._provider.model} refuses call after call: {error}") from error
+    def _concerns_all(self, error: BaseException) -> CoachError | None:
+        """What ends the run, where the fault is not of this call alone."""
+        if isinstance(error, FatalError):
+            return self._stop(f"the coach {self._provider.model} cannot be asked: {error}")
+        if isinstance(error, RefusedRequestError) and not error.too_long:
+            said, times = self._last_refusal
+            times = times + 1 if said == str(error) else 1
+            self._last_refusal = (str(error), times)
+            if times >= _SAME_REFUSALS:
+                return self._stop(f"the coach {self._provider.model} refuses call after call: {error}")
+        return None
 
     def _stop(self, reason: str) -> CoachError:
         self._stopped = f"{reason}; mend it and go on with resume"
         return CoachError(self._stopped)
 
     def _is_over(self, state: RetryCallState, call: _Call) -> bool:
-        return state.attempt_number >= self._policy.max_attempts or state.upcoming_sleep >= call.left()
+        return state.attempt_number >= self._policy.max_attempts or call.too_late(state.upcoming_sleep)
 
     def _wait(self, state: RetryCallState) -> float:
         """What the server asks for, or a random part of 0.5 s that doubles; never more than `max_wait_s`."""
@@ -147,10 +216,11 @@ class Caller:
 class _Call:
     """The time of one call; it begins with the first attempt, not while the call queues for its turn."""
 
-    def __init__(self, deadline_s: float) -> None:
-        self.sent = False
-        """Whether the attempt under way has left."""
-        self._deadline_s = deadline_s
+    def __init__(self, policy: RetryPolicy) -> None:
+        self.said = ""
+        """By the last attempt that failed."""
+        self.out_of_time = False
+        self._policy = policy
         self._started: float | None = None
 
     @property
@@ -158,7 +228,12 @@ class _Call:
         return self._started is not None
 
     def left(self) -> float:
-        """Seconds; starts the clock. Never below a millisecond: an attempt that comes too late ends at once."""
+        """Seconds; starts the clock."""
         if self._started is None:
             self._started = time.monotonic()
-        return max(self._started + self._deadline_s - time.monotonic(), 0.001)
+        return self._started + self._policy.deadline_s - time.monotonic()
+
+    def too_late(self, in_s: float = 0.0) -> bool:
+        """Whether there is no time for an attempt that begins `in_s` from now."""
+        self.out_of_time = self.left() - in_s < self._policy.least_s
+        return self.out_of_time

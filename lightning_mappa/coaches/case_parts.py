@@ -74,7 +74,7 @@ def requirement_parts(episode: Episode, index: int, stages: Mapping[str, Stage])
             yield f"{agent_id} " + text.format(", ".join(wanted), found)
 
 
-def outcome_parts(episode: Episode, limit: int) -> Iterator[Part]:
+def outcome_parts(episode: Episode, limit: int, *, with_reference: bool) -> Iterator[Part]:
     yield "How the episode ended, as code has checked it (agents never see this):"
     if episode.status is EpisodeStatus.FAILED:
         yield data("It was cut short", episode.reason, limit)
@@ -84,7 +84,7 @@ def outcome_parts(episode: Episode, limit: int) -> Iterator[Part]:
         yield data("The team's answer", episode.answer, limit)
     else:
         yield "The team gave no answer."
-    if episode.task.reference is not None:
+    if with_reference and episode.task.reference is not None:
         yield data("The reference", episode.task.reference, limit)
     measured = [f"{name} {value:.4g}" for name, value in episode.metrics.items() if not name.startswith("fair/")]
     if measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import time
 from collections import Counter, defaultdict
@@ -25,24 +26,27 @@ LOG = "coach_calls.jsonl"
 _FREE = Decimal(0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Attempt:
-    """A call in flight."""
+    """A call that may leave, or is in flight."""
 
     reservations: tuple[Reservation, ...]
     """One of every budget."""
-    started: float
-    """Monotonic seconds."""
+    number: int | None = None
+    """Of the attempt in the log; None until it leaves."""
+    started: float = 0.0
+    """Monotonic seconds; when it left."""
 
 
 class BudgetGuard:
     """A `CallGuard` that keeps accounts.
 
-    A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same
-    content may be asked more than once (a second sample, an unusable reply): the n-th time gets the n-th reply.
-    After a kill only the calls that were in flight are paid again; the caps do not know of their first time. A call of
-    which it is not known whether it is billed (it ran out of time, its connection broke), or what (the server counts no
-    tokens), counts with the most that it can have cost.
+    A request is answered from the run's own log, else from the cache, else it is asked and paid for. The same content
+    may be asked more than once (a second sample, an unusable reply): by another seed it is another reply, in the log;
+    a cache gives its n-th reply to the n-th request for the content.
+    After a kill only the calls that were in flight are paid again. They stand in the log before they leave, so that
+    the caps hold over kills. A call of which it is not known whether it is billed (it ran out of time, its connection
+    broke, its process was killed), or what (the server counts no tokens), counts with the most that it can have cost.
 
     Args:
         model: as the provider asks for it.
@@ -77,12 +81,19 @@ class BudgetGuard:
         self._log: CallLog | None = None
         self._given: Counter[str] = Counter()
         """Replies given by this process, per content."""
-        self._attempts: defaultdict[str, list[_Attempt]] = defaultdict(list)
-        """In flight, per content: equal requests may end in any order."""
+        self._attempts: defaultdict[ReplyKey, list[_Attempt]] = defaultdict(list)
+        """In flight; equal requests may end in any order."""
+        self._numbers = itertools.count()
         self._outcomes: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._unsettled = _FREE
+        self._lost, self._lost_usd = 0, _FREE
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Where replies are kept that other runs may use."""
+        return None if self._cache is None else self._cache.folder
 
     def share(self, budget: Budget) -> None:
         """Calls count in this budget too, which others share. Call it before `bind`.
@@ -99,66 +110,84 @@ class BudgetGuard:
         Call it once, before the first request.
         """
         self._log = CallLog(folder / LOG)
+        lost = self._log.lost()
+        self._lost, self._lost_usd = len(lost), sum((Decimal(record.usd) for record in lost), _FREE)
+        self._unsettled += self._lost_usd
         for record in self._log.records:
             self._count(record)
-            if record.outcome is not CallOutcome.CACHED:
-                for budget in self._budgets:
-                    budget.book(Decimal(record.usd))
+            if record.outcome not in (CallOutcome.CACHED, CallOutcome.SENT):
+                self._book(record)
+        for record in lost:
+            self._book(record)
+        attempts = [record.attempt for record in self._log.records if record.attempt is not None]
+        self._numbers = itertools.count(max(attempts, default=-1) + 1)
 
     async def before(self, request: CoachRequest) -> CoachReply | None:
-        key = self._next_key(request)
+        key = self._key(request)
+        content = key[0]
         logged = None if self._log is None else self._log.reply(key)
         if logged is not None:
-            self._given[key[0]] += 1
+            self._given[content] += 1
             self._outcomes["logged"] += 1
             return logged
-        cached = None if self._cache is None else self._cache.reply(key)
+        cached = None if self._cache is None else self._cache.reply((content, self._given[content]))
         if cached is not None:
-            self._given[key[0]] += 1
-            await self._write(self._record(request, key, CallOutcome.CACHED, reply=cached))
+            self._given[content] += 1
+            await self._write(self._record(request, None, CallOutcome.CACHED, reply=cached))
             return cached
         if self._log is not None:
             self._log.check()
         reservations = await self._reserve(_FREE if self._prices is None else self._prices.bound(request))
-        self._attempts[key[0]].append(_Attempt(reservations, time.monotonic()))
+        self._attempts[key].append(_Attempt(reservations))
         return None
 
+    async def sent(self, request: CoachRequest) -> None:
+        attempt = next(attempt for attempt in self._attempts[self._key(request)] if attempt.number is None)
+        attempt.number, attempt.started = next(self._numbers), time.monotonic()
+        await self._write(self._record(request, attempt, CallOutcome.SENT, usd=attempt.reservations[0].usd))
+
     async def after(self, request: CoachRequest, reply: CoachReply) -> None:
-        key = self._next_key(request)
-        self._given[key[0]] += 1
-        attempt, latency_s = self._ended(key)
-        usd = self._price(attempt, reply)
+        content, attempt = self._key(request)[0], self._ended(request)
+        number, usd = self._given[content], self._price(attempt, reply)
+        self._given[content] += 1
         try:
-            await self._write(self._record(request, key, CallOutcome.PAID, reply=reply, usd=usd, latency_s=latency_s))
+            await self._write(self._record(request, attempt, CallOutcome.PAID, reply=reply, usd=usd))
             if self._cache is not None:
-                await asyncio.to_thread(self._cache.keep, key, reply)
+                await asyncio.to_thread(self._cache.keep, (content, number), reply)
         finally:
             self._settle(attempt, usd)
 
     async def failed(self, request: CoachRequest, *, billed: bool = True) -> None:
-        key = self._next_key(request)
-        attempt, latency_s = self._ended(key)
+        attempt = self._ended(request)
+        if attempt.number is None:
+            for budget, reservation in zip(self._budgets, attempt.reservations, strict=True):
+                budget.take_back(reservation)
+            return
         usd = attempt.reservations[0].usd if billed else _FREE
         try:
-            await self._write(self._record(request, key, CallOutcome.FAILED, usd=usd, latency_s=latency_s))
+            await self._write(self._record(request, attempt, CallOutcome.FAILED, usd=usd))
         finally:
             self._settle(attempt, usd)
 
     def summary(self) -> dict[str, Any]:
         """Figures of the run so far, resumed parts included.
 
-        `calls` were sent, `failed` of them without an answer; `cached` and `logged` cost nothing. `usd` is None
-        without prices; `usd_unsettled` of it are the most that calls can have cost which failed and may be billed, or
+        `calls` were sent, `failed` of them without an answer, `calls_lost_in_flight` when their process was killed;
+        `cached` and `logged` cost nothing. `usd` is None without prices; `usd_unsettled` of it are the most that calls
+        can have cost which failed and may be billed, which were lost in flight (`usd_lost_in_flight` of them), or
         whose reply came without a count of tokens.
         `latency_p50_s` (seconds) is None without an answer.
         """
+        known = self._prices is not None
         return {
             "calls": self._budget.calls,
             "failed": self._outcomes[CallOutcome.FAILED],
+            "calls_lost_in_flight": self._lost,
             "cached": self._outcomes[CallOutcome.CACHED],
             "logged": self._outcomes["logged"],
-            "usd": None if self._prices is None else float(self._budget.spent_usd),
-            "usd_unsettled": None if self._prices is None else float(self._unsettled),
+            "usd": float(self._budget.spent_usd) if known else None,
+            "usd_unsettled": float(self._unsettled) if known else None,
+            "usd_lost_in_flight": float(self._lost_usd) if known else None,
             "tokens": dict(self._tokens),
             "latency_p50_s": median(self._latencies) if self._latencies else None,
         }
@@ -184,33 +213,44 @@ class BudgetGuard:
         for budget, reservation in zip(self._budgets, attempt.reservations, strict=True):
             budget.settle(reservation, usd)
 
-    def _next_key(self, request: CoachRequest) -> ReplyKey:
-        content = asdict(request) | {"call_id": None, "model": self._model, "sent_along": self._sent_along}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return digest, self._given[digest]
+    def _book(self, record: CallRecord) -> None:
+        for budget in self._budgets:
+            budget.book(Decimal(record.usd))
 
-    def _ended(self, key: ReplyKey) -> tuple[_Attempt, float]:
-        """An attempt at this content, no longer in flight, and its seconds."""
-        attempts = self._attempts[key[0]]
+    def _key(self, request: CoachRequest) -> ReplyKey:
+        own = {"call_id": None, "seed": None, "model": self._model, "sent_along": self._sent_along}
+        content = json.dumps(asdict(request) | own, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest(), request.seed
+
+    def _ended(self, request: CoachRequest) -> _Attempt:
+        """The attempt at this request, which is no longer in flight."""
+        key = self._key(request)
+        attempts = self._attempts[key]
         attempt = attempts.pop(0)
         if not attempts:
-            del self._attempts[key[0]]
-        return attempt, time.monotonic() - attempt.started
+            del self._attempts[key]
+        return attempt
 
     def _record(
         self,
         request: CoachRequest,
-        key: ReplyKey,
+        attempt: _Attempt | None,
         outcome: CallOutcome,
         *,
         reply: CoachReply | None = None,
         usd: Decimal = _FREE,
-        latency_s: float | None = None,
     ) -> CallRecord:
+        """None: nothing was asked."""
+        content, seed = self._key(request)
+        latency_s = None
+        if attempt is not None and outcome is not CallOutcome.SENT:
+            latency_s = time.monotonic() - attempt.started
         return CallRecord(
             call_id=request.call_id,
-            prompt_hash=key[0],
-            number=key[1],
+            prompt_hash=content,
+            seed=seed,
+            attempt=None if attempt is None else attempt.number,
+            at=time.time(),
             outcome=outcome,
             model=self._model,
             usd=str(usd),

@@ -8,41 +8,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_mappa.coaches.base import SharesBudget, accounts, bind_accounts
+from lightning_mappa.coaches.base import SharesBudget, accounts, bind_accounts, not_judged
 from lightning_mappa.coaches.budget import Budget
 from lightning_mappa.coaches.caller import Caller, RetryPolicy
 from lightning_mappa.coaches.faults import FaultMemory
+from lightning_mappa.coaches.fence import fence_key
 from lightning_mappa.coaches.loop_thread import LoopThread
 from lightning_mappa.coaches.pace import Pace
-from lightning_mappa.coaches.parse import Reading, ScoreSteps, read_reply
+from lightning_mappa.coaches.parse import ScoreSteps, read_reply
 from lightning_mappa.coaches.parse_batch import read_batch
 from lightning_mappa.coaches.prompt import Case, CaseWriter, ShowReference, read_rubric
 from lightning_mappa.coaches.provider import CallGuard, PassingError, Provider, RefusedRequestError
+from lightning_mappa.coaches.readings import Readings
 from lightning_mappa.coaches.shared_calls import SharedCalls
 from lightning_mappa.coaches.watch import Watch
 from lightning_mappa.errors import ConfigError
-from lightning_mappa.types import Action, ActionStatus, Episode, ToolStatus, Verdict
+from lightning_mappa.seeds import derive_seed
+from lightning_mappa.types import Action, Episode, Verdict
 
 TOKENS_PER_STEP = 200
 """More tokens of a reply for every further step that it judges."""
-
-Readings = tuple[Mapping[int, Reading], str]
-"""By the index of the action; and the model that replied."""
+MOST_REPLAYS = 1000
+"""Of replies to one case that gave no score; no log holds so many."""
 
 
 class LLMCoach:
     """A `Coach`. No score is ever made up: a call without a readable reply is a missing verdict with its reason.
 
     Calls run on a thread of their own, so that they go on while the engine decodes. An action of which nothing
-    was generated, or whose sandbox failed, is missing without a call.
+    was generated, or whose sandbox failed, is missing without a call. Of a run that is resumed, a reply that gave no
+    score is passed over, and the case asked about anew.
 
     Args:
         provider: the service.
         rubric: a packaged rubric by name, or a text file by path.
-        seed: of the fences around what agents wrote; the run's own.
+        seed: the run's own, of replies where the provider draws them by seed. Such a seed follows from this one, the
+            episode (its step among it), the action, and which time it is asked about.
         roles: agent id to what that agent is there for, where the name of its role does not say it.
         stages: agent id to the files that it needs and makes; the coach is then told which of them are not there.
-        show_reference: `none`, `last` (only the last agent is judged with reference and outcome in view), `all`.
+        show_reference: `none`, `last` (only the workflow's last agent is judged with reference and outcome in view, see
+            `ShowReference`), `all`.
             What is judged without is judged as soon as it is done, the rest when the episode has ended.
         batched: all actions of an episode in one call, once it has ended. Each is judged with the later ones in view,
             and with the outcome where `show_reference` shows it to any of them.
@@ -57,7 +62,6 @@ class LLMCoach:
         deadline_s: of a call with all its attempts, see `RetryPolicy` for this and the next three.
         max_concurrency: calls under way; fewer while the server says that it is too much.
         requests_per_minute, tokens_per_minute: None knows no limit.
-        max_missing_rate: more missing verdicts than this among the last `missing_window` stop the run.
         guard: stands around every attempt: budget, log, cache.
     """
 
@@ -83,8 +87,6 @@ class LLMCoach:
         max_concurrency: int = 32,
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
-        max_missing_rate: float = 0.2,
-        missing_window: int = 32,
         guard: CallGuard | None = None,
     ) -> None:
         _check_choice("show_reference", show_reference, ("none", "last", "all"))
@@ -93,7 +95,6 @@ class LLMCoach:
             ("max_chars", max_chars),
             ("max_tokens", max_tokens),
             ("max_concurrency", max_concurrency),
-            ("missing_window", missing_window),
             ("requests_per_minute", requests_per_minute),
             ("tokens_per_minute", tokens_per_minute),
         ):
@@ -102,6 +103,8 @@ class LLMCoach:
         self.name = provider.model
         self._show_reference = show_reference
         self._batched = batched
+        self._seed = seed
+        self._asked_about: Counter[str] = Counter()
         self._recall_faults = recall_faults
         self._faults = FaultMemory(recall_faults)
         self._calls: SharedCalls[Readings] = SharedCalls()
@@ -109,7 +112,6 @@ class LLMCoach:
         self._guard = guard
         self._writer = CaseWriter(
             read_rubric(rubric),
-            seed=seed,
             roles=roles,
             stages=stages,
             show_reference=show_reference,
@@ -123,8 +125,10 @@ class LLMCoach:
         policy = RetryPolicy(
             deadline_s=deadline_s, timeout_s=timeout_s, max_attempts=max_attempts, max_wait_s=max_wait_s
         )
+        self._close_s = timeout_s + 60.0
+        """For attempts in flight, and for engines of its own, which take a while to end."""
         self._caller = Caller(provider, policy, Pace(max_concurrency, requests_per_minute, tokens_per_minute), guard)
-        self._watch = Watch(max_missing_rate, missing_window)
+        self._watch = Watch()
         self._loop = LoopThread(f"coach {self.name}")
 
     @property
@@ -135,6 +139,8 @@ class LLMCoach:
     def bind(self, folder: Path) -> None:
         """Call it once, before the first verdict."""
         bind_accounts(self._guard, folder)
+        shared = getattr(self._guard, "cache_folder", None)
+        self._writer.key = fence_key(folder, *([] if shared is None else [shared]))
 
     def share(self, budget: Budget) -> None:
         if not isinstance(self._guard, SharesBudget):
@@ -150,18 +156,18 @@ class LLMCoach:
 
     async def score(self, episode: Episode, index: int) -> Verdict:
         self._faults.see(episode, index)
-        reason = _not_judged(episode.actions[index])
+        reason = not_judged(episode.actions[index])
         if reason is not None:
             return Verdict(score=None, reason=reason, coach=self.name)
-        readings, model = await self._loop.run(self._readings_with(episode, index))
-        reading = readings[index]
-        self._watch.see(reading, model)
-        return Verdict(score=reading.score, reason=reading.reason, coach=model)
+        readings = await self._loop.run(self._readings_with(episode, index))
+        reading = readings.by_index[index]
+        self._watch.see(reading, readings.model)
+        return Verdict(score=reading.score, reason=reading.reason, coach=readings.model)
 
     def needs_outcome_of(self, action: Action, last_agent_id: str | None) -> bool:
         """Only what is judged with the outcome in view waits for it, and whole episodes."""
         if self._show_reference == "last" and not self._batched:
-            return last_agent_id in (None, action.agent_id)
+            return action.agent_id == last_agent_id
         return self._batched or self._show_reference == "all"
 
     @property
@@ -178,52 +184,73 @@ class LLMCoach:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._faults.load_state_dict(state)
 
+    async def halt(self, reason: str) -> None:
+        await self._loop.run(self._caller.halt(reason))
+
     def close(self) -> None:
-        """Ends the thread and the connections."""
-        self._loop.close(self._provider.close(), timeout_s=60.0)  # engines of its own take a while to end
+        """Ends the thread and the connections, once the calls in flight have ended and are booked."""
+        self._loop.close(self._provider.close(), self._close_s, first=self._caller.drain())
 
     async def _readings_with(self, episode: Episode, index: int) -> Readings:
         """Those of one call with the action among them; a batched one is shared with the episode's other actions."""
         if not self._batched:
             return await self._readings(episode, (index,))
-        indices = tuple(action.index for action in episode.actions if _not_judged(action) is None)
+        indices = tuple(action.index for action in episode.actions if not_judged(action) is None)
         name = self._case(episode, indices, self._tokens(indices)).request.call_id
         return await self._calls.get(name, index, indices, lambda: self._readings(episode, indices))
 
     async def _readings(self, episode: Episode, indices: Sequence[int]) -> Readings:
-        first: Mapping[int, Reading] = {}
-        model = self.name
-        try:
-            first, model = await self._asked(episode, indices, self._tokens(indices), reminder=False)
-            if not (self._reask and any(reading.ask_again for reading in first.values())):
-                return first, model
-            cut = any(reading.cut for reading in first.values())
-            again, model = await self._asked(episode, indices, (1 + cut) * self._tokens(indices), reminder=True)
-        except PassingError as error:
-            return _completed(first, indices, f"no reply: {error}"), model
-        except RefusedRequestError as error:
-            return _completed(first, indices, f"the request was refused: {error}"), model
-        return {index: _asked_twice(first[index], again[index]) for index in indices}, model
+        """A reply that is replayed and gave a step no score is no answer to be had for good: it is asked for anew."""
+        name = "all" if self._batched else str(indices[0])
+        sample = self._asked_about[f"{episode.id}/{name}"]
+        self._asked_about[f"{episode.id}/{name}"] += 1
 
-    async def _asked(self, episode: Episode, indices: Sequence[int], max_tokens: int, *, reminder: bool) -> Readings:
+        async def asked(anew: int) -> Readings:
+            seed = derive_seed(self._seed, "coach", episode.id, name, sample, anew)
+            return await self._asked_twice(episode, indices, seed)
+
+        readings = await asked(0)
+        for anew in range(1, MOST_REPLAYS):
+            if readings.complete or not readings.replayed:
+                break
+            readings = readings.filled(await asked(anew))
+        return readings
+
+    async def _asked_twice(self, episode: Episode, indices: Sequence[int], seed: int) -> Readings:
+        """Where the first reply is at fault."""
+        first, tokens = Readings(by_index={}, model=self.name), self._tokens(indices)
+        try:
+            first = await self._asked(episode, indices, tokens, seed, reminder=False)
+            if not (self._reask and first.ask_again):
+                return first
+            return first.asked_twice(await self._asked(episode, indices, (1 + first.cut) * tokens, seed, reminder=True))
+        except PassingError as error:
+            return first.lost(indices, f"no reply: {error}")
+        except RefusedRequestError as error:
+            return first.lost(indices, f"the request was refused: {error}")
+
+    async def _asked(
+        self, episode: Episode, indices: Sequence[int], max_tokens: int, seed: int, *, reminder: bool
+    ) -> Readings:
         case = self._case(episode, indices, max_tokens, reminder=reminder)
         shrunk: tuple[str, ...] = ()
         try:
-            reply = await self._caller.call(case.request)
+            answer = await self._caller.call(replace(case.request, seed=seed))
         except RefusedRequestError as error:
             if not error.too_long:
                 raise
             shrunk = ("shrunk",)
             case = self._case(episode, indices, max_tokens, reminder=reminder, shrink=1)
-            reply = await self._caller.call(case.request)
-        if not self._batched:
-            reading = read_reply(reply, case=case.token, steps=self._steps)
-            return {indices[0]: replace(reading, alarms=(*shrunk, *reading.alarms))}, reply.model
-        numbers = {index + 1: index for index in indices}
-        readings = read_batch(reply, case=case.token, numbers=tuple(numbers), steps=self._steps)
-        return {
-            numbers[number]: replace(reading, alarms=(*shrunk, *reading.alarms)) for number, reading in readings.items()
-        }, reply.model
+            answer = await self._caller.call(replace(case.request, seed=seed))
+        reply = answer.reply
+        if self._batched:
+            numbers = {index + 1: index for index in indices}
+            read = read_batch(reply, case=case.token, numbers=tuple(numbers), steps=self._steps)
+            by_index = {numbers[number]: reading for number, reading in read.items()}
+        else:
+            by_index = {indices[0]: read_reply(reply, case=case.token, steps=self._steps)}
+        by_index = {index: replace(reading, alarms=(*shrunk, *reading.alarms)) for index, reading in by_index.items()}
+        return Readings(by_index=by_index, model=reply.model, replayed=answer.replayed)
 
     def _case(
         self, episode: Episode, indices: Sequence[int], max_tokens: int, *, reminder: bool = False, shrink: int = 0
@@ -242,28 +269,6 @@ class LLMCoach:
 
     def _tokens(self, indices: Sequence[int]) -> int:
         return self._max_tokens + TOKENS_PER_STEP * (len(indices) - 1)
-
-
-def _completed(first: Mapping[int, Reading], indices: Sequence[int], reason: str) -> dict[int, Reading]:
-    """What was read before a call that failed, and `reason` for the rest."""
-    lost = Reading(score=None, reason=reason)
-    return {index: first[index] if index in first and not first[index].ask_again else lost for index in indices}
-
-
-def _asked_twice(first: Reading, again: Reading) -> Reading:
-    """The second reading, where the first was at fault."""
-    if not first.ask_again:
-        return first
-    reason = again.reason if again.score is not None else f"{again.reason}; asked twice"
-    return replace(again, reason=reason, alarms=("asked_again", *first.alarms, *again.alarms))
-
-
-def _not_judged(action: Action) -> str | None:
-    if action.status is ActionStatus.PROMPT_TOO_LONG:
-        return "the prompt did not fit the context: nothing was generated"
-    if any(result.status is ToolStatus.SANDBOX_ERROR for result in action.tool_results):
-        return "the sandbox failed, which says nothing of the program"
-    return None
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

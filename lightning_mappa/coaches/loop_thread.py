@@ -22,15 +22,23 @@ class LoopThread:
         """Awaits `work` there; cancelling here cancels it there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._running()))
 
-    def close(self, last: Coroutine[Any, Any, None], timeout_s: float = 10.0) -> None:
-        """Cancels what is under way, runs `last` there and ends the thread. Closing twice is fine."""
+    def close(
+        self,
+        last: Coroutine[Any, Any, None],
+        timeout_s: float = 10.0,
+        *,
+        first: Coroutine[Any, Any, None] | None = None,
+    ) -> None:
+        """Runs `first` there, cancels what is under way, runs `last` and ends the thread. Closing twice is fine."""
         if self._loop is None or self._thread is None:
             last.close()
+            if first is not None:
+                first.close()
             return
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         try:
-            asyncio.run_coroutine_threadsafe(_finish(last), loop).result(timeout_s)
+            asyncio.run_coroutine_threadsafe(_finish(first, last), loop).result(timeout_s)
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(timeout_s)
@@ -44,7 +52,9 @@ class LoopThread:
         return self._loop
 
 
-async def _finish(last: Coroutine[Any, Any, None]) -> None:
+async def _finish(first: Coroutine[Any, Any, None] | None, last: Coroutine[Any, Any, None]) -> None:
+    if first is not None:
+        await first
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()

@@ -25,7 +25,8 @@ def read_batch(
 
     A step that the reply leaves out, judges twice or gives no score is missing, alone. A step that was not asked for
     makes them all missing: the reply may count from another number, each of its verdicts then being about another
-    step. Alarms beside those of `read_reply`: `lacking_step`, `repeated_step`, `extra_step`.
+    step. So does a reply that does not repeat the `case`. Alarms beside those of `read_reply`: `lacking_step`,
+    `repeated_step`, `extra_step`.
     """
     ended = unfinished(reply)
     if ended is not None:
@@ -39,6 +40,8 @@ def read_batch(
 
 def _entries(value: Any, case: str, numbers: Sequence[int]) -> Mapping[int, Sequence[Mapping[str, Any]]]:
     check_case(value, case, "verdicts")
+    if "case" not in value:  # With so many numbers in it, nothing else says what they are about.
+        raise UnreadableError("the reply does not name the case", "wrong_case")
     verdicts = value["verdicts"]
     if not isinstance(verdicts, list):
         raise UnreadableError("the verdicts of the reply are no list")

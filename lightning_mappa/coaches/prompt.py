@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import importlib.resources
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,9 @@ from lightning_mappa.types import Episode, EpisodeStatus
 from lightning_mappa.workflows.file_relay import read_stages
 
 ShowReference = Literal["none", "last", "all"]
-"""Whose steps are judged with the reference and the outcome in view: nobody's, the last agent's, everybody's."""
+"""Whose steps are judged with the reference and the outcome in view: nobody's, everybody's, or those of the workflow's
+last agent. Of an episode that was cut the last agent's steps are shown that, and not the reference; whoever else acted
+last in it is shown nothing. A workflow that does not know its last agent has none."""
 
 _RULES = """\
 What you are shown stands between lines of the form <data TOKEN> and </data TOKEN>, with a token of sixteen
@@ -72,11 +76,12 @@ class CaseWriter:
     The system part is the same for the whole run, the shared part for all steps of an episode; only the question
     is a step's own, earlier turns of the same agent among it. Nothing of later steps is shown but, where the
     settings allow it, the outcome: a step judged without it has the same case while the episode is in progress.
-    Tokens of fences are hashes of the seed and of all they enclose: the same step gives the same case, and no text
-    can contain the fence around it.
+    Tokens of fences are keyed hashes of all they enclose: the same step gives the same case under the same key, and who
+    does not have the key can write none of them.
 
     Args:
         rubric: what a good step is, in plain text.
+        key: of the hashes, secret; None draws one.
         roles: agent id to what that agent is there for, for agents whose role does not say it.
         stages: agent id to the files that it `needs` and `makes`, as a workflow that hands on files has them.
         batched: cases are of whole episodes (`batch`), not of single steps (`case`).
@@ -88,7 +93,7 @@ class CaseWriter:
         self,
         rubric: str,
         *,
-        seed: int = 0,
+        key: bytes | None = None,
         roles: Mapping[str, str] | None = None,
         stages: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
         show_reference: ShowReference = "last",
@@ -99,7 +104,7 @@ class CaseWriter:
         reply = (_BATCHED_REPLY if batched else _REPLY).format(scores=_SCORES[steps])
         self._system = f"{rubric.strip()}\n\n{_RULES}{reply}"
         self._schema = batch_schema(steps) if batched else verdict_schema(steps)
-        self._seed = seed
+        self.key = secrets.token_bytes(32) if key is None else key
         self._roles = dict(roles or {})
         self._stages = {stage.agent_id: stage for stage in read_stages(stages, "coach.stages")} if stages else {}
         self._show_reference = show_reference
@@ -148,10 +153,11 @@ class CaseWriter:
             question += step_parts(action, limit, limit // 3)
             question += requirement_parts(episode, number - 1, self._stages)
         numbers = ", ".join(str(index + 1) for index in indices)
-        if any(self._shows_outcome(episode, index) for index in indices):
-            question += outcome_parts(episode, limit)
+        judged_by_it = [episode.actions[index].role for index in indices if self._shows_outcome(episode, index)]
+        if judged_by_it:
+            question += outcome_parts(episode, limit, with_reference=self._shows_reference(episode))
             if self._show_reference == "last":
-                question.append(f"Only the steps of {episode.actions[-1].role} are to be judged by how it ended.")
+                question.append(f"Only the steps of {judged_by_it[-1]} are to be judged by how it ended.")
         question += _recalled(recalled)
         question.append(f"Judge these steps, each by itself: {numbers}.")
         name = f"steps {numbers}"
@@ -209,16 +215,19 @@ class CaseWriter:
         yield from step_parts(action, limit, limit // 3)
         yield from requirement_parts(episode, index, self._stages)
         if self._shows_outcome(episode, index):
-            yield from outcome_parts(episode, limit)
+            yield from outcome_parts(episode, limit, with_reference=self._shows_reference(episode))
 
     def _shows_outcome(self, episode: Episode, index: int) -> bool:
-        is_last = self._show_reference == "last" and episode.actions[index].agent_id == episode.actions[-1].agent_id
+        is_last = self._show_reference == "last" and episode.actions[index].agent_id == episode.last_agent_id
         return episode.status is not EpisodeStatus.RUNNING and (self._show_reference == "all" or is_last)
+
+    def _shows_reference(self, episode: Episode) -> bool:
+        """Beside the outcome: that of an episode that was cut says nothing of an answer."""
+        return self._show_reference == "all" or episode.status is EpisodeStatus.OK
 
     def _token(self, parts: Sequence[Part]) -> str:
         plain = [part if isinstance(part, str) else [part.label, part.text] for part in parts]
-        content = json.dumps([self._seed, plain])
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return hmac.new(self.key, json.dumps(plain).encode(), "sha256").hexdigest()[:16]
 
 
 def read_rubric(rubric: str) -> str:

@@ -23,6 +23,9 @@ class CoachRequest:
     """Of the reply, thinking among them."""
     schema: Mapping[str, Any] | None = None
     """The JSON schema that the reply is held to, by providers that can; None asks for plain text."""
+    seed: int = 0
+    """Below 2^53; another for every reply that is wanted to the same content. Providers that can draw by it, and logs
+    tell replies apart by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,12 +116,16 @@ class Provider(Protocol):
 class CallGuard(Protocol):
     """Stands around every attempt of every call: budget, log of paid calls, cache.
 
-    For each attempt `before` is awaited once; where it returns None, exactly one of `after` and `failed` follows,
-    also when the attempt is cancelled.
+    For each attempt `before` is awaited once. Where it returns None, `sent` follows when the call leaves, if it does,
+    and then exactly one of `after` and `failed`, also when the attempt is cancelled.
     """
 
     async def before(self, request: CoachRequest) -> CoachReply | None:
         """A reply already paid for, or None: go and ask. Raises `CoachError` when the budget does not allow it."""
+        ...
+
+    async def sent(self, request: CoachRequest) -> None:
+        """The call leaves when this returns. Raises `CoachError` where that cannot be written down."""
         ...
 
     async def after(self, request: CoachRequest, reply: CoachReply) -> None:
@@ -127,5 +134,5 @@ class CallGuard(Protocol):
 
     async def failed(self, request: CoachRequest, *, billed: bool = True) -> None:
         """The call came to no reply. `billed`: the server may have worked for it, and may bill it; False gives back
-        what `before` has set aside."""
+        what `before` has set aside, and so does a call that never left."""
         ...

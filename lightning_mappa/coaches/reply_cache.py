@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from lightning_mappa.coaches.call_log import ReplyKey, reply_of
+from lightning_mappa.coaches.call_log import reply_of
 from lightning_mappa.coaches.provider import CoachReply
 from lightning_mappa.errors import CoachError, ConfigError, DataError, InfrastructureError
 from lightning_mappa.files import read_json, write_json
+
+CacheKey = tuple[str, int]
+"""(content hash, n): the n-th reply to the same content in a run, from 0."""
 
 
 class ReplyCache:
@@ -18,7 +21,7 @@ class ReplyCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / ".probe"
@@ -27,7 +30,7 @@ class ReplyCache:
         except OSError as error:
             raise ConfigError(f"cache: cannot write to {folder} ({error.strerror or error})") from error
 
-    def reply(self, key: ReplyKey) -> CoachReply | None:
+    def reply(self, key: CacheKey) -> CoachReply | None:
         """None too for a file that something else than this class has damaged: the reply is asked for anew."""
         path = self._path(key)
         if not path.exists():
@@ -37,13 +40,13 @@ class ReplyCache:
         except (DataError, KeyError, TypeError):
             return None
 
-    def keep(self, key: ReplyKey, reply: CoachReply) -> None:
+    def keep(self, key: CacheKey, reply: CoachReply) -> None:
         """Raises `CoachError` when the disk does not take it."""
         try:
             write_json(self._path(key), asdict(reply))
         except (InfrastructureError, OSError) as error:
             raise CoachError(f"cache: {error}") from error
 
-    def _path(self, key: ReplyKey) -> Path:
+    def _path(self, key: CacheKey) -> Path:
         content, number = key
-        return self._folder / content[:2] / f"{content}-{number}.json"
+        return self.folder / content[:2] / f"{content}-{number}.json"

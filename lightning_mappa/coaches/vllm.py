@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +36,7 @@ class VLLMProvider:
 
     The engines start with the first call, in the cluster that the run is connected to, else in one of this process;
     on CUDA they take GPUs that the run's placement has left free. Replies are not held to a schema: they are read as
-    text, where JSON counts only as it is told in `parse`.
+    text, where JSON counts only as it is told in `parse`. They are drawn by the seed of the request and nothing else.
 
     Args:
         model: `tiny`, a Hugging Face folder or id; a folder that every node sees.
@@ -85,7 +83,6 @@ class VLLMProvider:
         self._limit = 0
         self._cluster: RayCluster | None = None
         self._engine: VLLMEngine | None = None
-        self._asked: Counter[str] = Counter()
 
     async def check(self) -> None:
         """Raises `ConfigError` where vLLM is not installed, or there is no such model. Starts nothing."""
@@ -105,7 +102,7 @@ class VLLMProvider:
         from lightning_mappa.rollout.engine import GenerationRequest, SamplingParams
 
         sampling = SamplingParams(max_new_tokens=request.max_tokens, temperature=self._temperature)
-        ours = GenerationRequest(agent_id=AGENT, prompt_ids=prompt_ids, sampling=sampling, seed=self._seed(prompt_ids))
+        ours = GenerationRequest(agent_id=AGENT, prompt_ids=prompt_ids, sampling=sampling, seed=request.seed)
 
         async def generated() -> Any:
             async with engine.session(request.call_id) as session:
@@ -211,12 +208,6 @@ class VLLMProvider:
             user = {"role": "user", "content": f"{request.system}\n\n{asked}"}
             text = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
         return tuple(tokenizer.encode(str(text), add_special_tokens=False))
-
-    def _seed(self, prompt_ids: tuple[int, ...]) -> int:
-        """Another one each time that the same is asked."""
-        digest = hashlib.sha256(repr(prompt_ids).encode()).hexdigest()
-        self._asked[digest] += 1
-        return (int(digest[:12], 16) + self._asked[digest]) % 2**31
 
 
 def _end(engine: VLLMEngine) -> None:

@@ -1,12 +1,14 @@
-"""What only shows over many verdicts of one coach."""
+"""What only shows over many verdicts."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
 
+from lightning_mappa.coaches.base import not_judged
 from lightning_mappa.coaches.parse import Reading
 from lightning_mappa.errors import CoachError, ConfigError
+from lightning_mappa.types import Action, Verdict
 
 CONSTANT_AFTER = 200
 """The same score so often in a row says nothing of the actions."""
@@ -15,25 +17,17 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Counts verdicts and alarms, warns of a coach that has become constant or another model, and stops the run when
-    more than `max_missing_rate` of the last `window` verdicts are missing."""
+    """Counts the readings of one model and their alarms, and warns where it has become constant or another model."""
 
-    def __init__(self, max_missing_rate: float, window: int) -> None:
-        if not 0 <= max_missing_rate <= 1:
-            raise ConfigError(f"coach.max_missing_rate is {max_missing_rate}; allowed: 0 to 1")
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._max_missing_rate = max_missing_rate
-        self._missing: deque[bool] = deque(maxlen=window)
         self._run: tuple[float | None, int] = (None, 0)
         self._model: str | None = None
 
     def see(self, reading: Reading, model: str) -> None:
-        """Raises `CoachError` when too many of the last verdicts are missing."""
         self.counts.update(("verdicts", *reading.alarms))
-        self._missing.append(reading.score is None)
         if reading.score is None:
             self.counts["missing"] += 1
-            self._refuse_too_many_missing(reading.reason)
             return
         self._see_model(model)
         last, times = self._run
@@ -48,12 +42,33 @@ class Watch:
             _log.warning("the coach's replies come from %s, earlier ones from %s", model, self._model)
         self._model = model
 
-    def _refuse_too_many_missing(self, reason: str) -> None:
-        missing, window = sum(self._missing), self._missing.maxlen or 1
+
+class MissingWatch:
+    """Ends the run when more than `max_rate` (0 … 1) of the last `window` verdicts are missing.
+
+    A verdict is what a whole coach says of one action, whatever it is made of. Actions that no coach can judge
+    (`not_judged`) do not count.
+    """
+
+    def __init__(self, max_rate: float = 0.2, window: int = 32) -> None:
+        if not 0 <= max_rate <= 1:
+            raise ConfigError(f"coach.max_missing_rate is {max_rate}; allowed: 0 to 1")
+        if window < 1:
+            raise ConfigError(f"coach.missing_window is {window}; allowed: 1 or more")
+        self._max_rate = max_rate
+        self._window = window
+        self._missing: deque[bool] = deque(maxlen=window)
+
+    def see(self, action: Action, verdict: Verdict) -> None:
+        """Raises `CoachError` when too many of the last verdicts are missing."""
+        if not_judged(action) is not None:
+            return
+        self._missing.append(verdict.score is None)
+        missing = sum(self._missing)
         # Before the window is full, too: enough are missing for it to be too many however the rest turns out.
-        if missing > self._max_missing_rate * window:
+        if verdict.score is None and missing > self._max_rate * self._window:
             raise CoachError(
                 f"{missing} of the last {len(self._missing)} verdicts are missing; with more than "
-                f"coach.max_missing_rate={self._max_missing_rate:g} of {window} the run stops. The last: {reason}. "
-                "It can go on with resume"
+                f"coach.max_missing_rate={self._max_rate:g} of {self._window} the run stops. The last: "
+                f"{verdict.reason}. It can go on with resume"
             )

@@ -15,11 +15,13 @@ from lightning_mappa.coaches.base import (
     ask,
     coach_state,
     end_batch,
+    halt_coach,
     load_coach_state,
     needs_outcome,
     until,
 )
-from lightning_mappa.errors import EngineLost, InfrastructureError, MappaError
+from lightning_mappa.coaches.watch import MissingWatch
+from lightning_mappa.errors import CoachError, EngineLost, InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
 from lightning_mappa.rollout.plan import Playing, Rollout, RolloutPlan, SeatContext, SeatFactory
 from lightning_mappa.tasks.base import Grade, GradesText, HandsOutFiles, TaskSource
@@ -37,6 +39,7 @@ class RolloutCoordinator:
         max_episodes_in_flight: episodes are played in windows of this many, so that which requests share a
             decoding wave does not depend on timing.
         deadline_s: an episode that takes longer is cut and fails with that reason; a verdict that does is missing.
+        missing: ends the run where too many verdicts are; None lets any number pass.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RolloutCoordinator:
         workspaces: Callable[[str], AbstractContextManager[Path]],
         max_episodes_in_flight: int,
         deadline_s: float,
+        missing: MissingWatch | None = None,
     ) -> None:
         self._workflow = workflow
         self._last_agent_id = last_agent_id(workflow)
@@ -60,6 +64,7 @@ class RolloutCoordinator:
         self._workspaces = workspaces
         self._window = max_episodes_in_flight
         self._deadline_s = deadline_s
+        self._missing_watch = missing
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs; tasks and seeds are functions of the step."""
@@ -146,7 +151,13 @@ class RolloutCoordinator:
         def judge() -> None:
             index = len(actions) - 1
             if plan.scored and not needs_outcome(self._coach, actions[index], self._last_agent_id):
-                episode = Episode(id=episode_id, task=task, actions=tuple(actions), sample=sample)
+                episode = Episode(
+                    id=episode_id,
+                    task=task,
+                    actions=tuple(actions),
+                    sample=sample,
+                    last_agent_id=self._last_agent_id,
+                )
                 verdicts[index] = asyncio.create_task(self._verdict(until(episode, index), index))
 
         actions = _Actions(judge)
@@ -191,6 +202,7 @@ class RolloutCoordinator:
             metrics=grade.metrics,
             fault=grade.fault,
             sample=sample,
+            last_agent_id=self._last_agent_id,
         )
 
     async def _grade(self, task: Task, text: str, workspace: Path, actions: Sequence[Action]) -> Grade:
@@ -224,6 +236,17 @@ class RolloutCoordinator:
             raise
 
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
+        """When it ends the run, calls in flight are booked first: they are paid for."""
+        try:
+            verdict = await self._asked(episode, index)
+            if self._missing_watch is not None:
+                self._missing_watch.see(episode.actions[index], verdict)
+            return verdict
+        except CoachError as error:
+            await halt_coach(self._coach, str(error))
+            raise
+
+    async def _asked(self, episode: Episode, index: int) -> Verdict:
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await ask(self._coach, episode, index)

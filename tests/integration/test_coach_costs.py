@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def api() -> Iterator[FakeMessagesAPI]:
         yield api
 
 
+def outcomes(run: Path) -> Counter[str]:
+    """Of the calls in the log, without a line that a kill has torn."""
+    lines = (run / LOG).read_text().splitlines(keepends=True)
+    return Counter(json.loads(line)["outcome"] for line in lines if line.endswith("\n"))
+
+
 def resume(run: Path) -> dict[str, Any]:
     cfg = RunFolder.open(run).config()
     cfg.resume = str(run)
@@ -52,7 +59,7 @@ def test_over_budget_then_killed_then_done_without_paying_twice(tmp_path, api, m
     with pytest.raises(CoachError, match="has made the 10 calls of budget_calls; go on with a larger one"):
         run_fit(run, *OPTIONS, f"coach.provider.base_url={api.url}", "coach.guard.budget_calls=10")
     assert len(api.calls) == 10
-    assert len((run / LOG).read_text().splitlines()) == 10
+    assert outcomes(run) == {"sent": 10, "paid": 10}
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"].startswith("CoachError")
     assert summary["coach"]["calls"] == 10
@@ -66,10 +73,11 @@ def test_over_budget_then_killed_then_done_without_paying_twice(tmp_path, api, m
     process.kill()
     process.wait()
     time.sleep(0.2)
-    logged = [json.loads(line) for line in (run / LOG).read_text().splitlines(keepends=True) if line.endswith("\n")]
-    assert len(api.calls) - IN_FLIGHT <= len(logged) < len(api.calls)
+    in_flight = outcomes(run)["sent"] - outcomes(run)["paid"]
+    assert 0 < in_flight <= IN_FLIGHT
+    assert len(api.calls) <= outcomes(run)["sent"] <= len(api.calls) + IN_FLIGHT
 
-    # 3. Resumed, it pays again at most for what was in flight.
+    # 3. Resumed, it pays again at most for what was in flight, and its books have all that was paid.
     summary = resume(run)
     actions = len(transcript_lines(run))
     assert actions <= len(api.calls) <= actions + IN_FLIGHT
@@ -77,10 +85,13 @@ def test_over_budget_then_killed_then_done_without_paying_twice(tmp_path, api, m
     first, last = (line["coach"] for line in lines)
     assert first["forecast_usd"] == pytest.approx(2 * first["usd"])
     assert last["forecast_calls"] == last["calls"]
-    assert summary["coach"]["calls"] == actions
+    assert len(api.calls) <= summary["coach"]["calls"] == actions + in_flight
+    assert summary["coach"]["calls_lost_in_flight"] == in_flight
     assert summary["coach"]["logged"] >= 10
     # 1110 tokens in, 1000 of them read from the cache and 10 written to it, 20 out.
-    assert summary["coach"]["usd"] == pytest.approx(actions * 31.25e-6)
+    lost_usd = summary["coach"]["usd_lost_in_flight"]
+    assert lost_usd > in_flight * 31.25e-6
+    assert summary["coach"]["usd"] == pytest.approx(actions * 31.25e-6 + lost_usd)
 
     # 4. The key is nowhere.
     for path in tmp_path.rglob("*"):

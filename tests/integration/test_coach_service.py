@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from lightning_mappa.config import structured
 from lightning_mappa.errors import CoachError, ConfigError
+from lightning_mappa.fit import fit
+from lightning_mappa.run_folder import RunFolder
 from tests.fake_messages_api import KEY, Answer, Call, FakeMessagesAPI, message, verdict
 from tests.integration.conftest import run_fit, transcript_lines
 
@@ -79,6 +82,46 @@ def test_too_many_refusals_stop_the_run_with_a_folder_to_resume(tmp_path):
         fit_with(api, tmp_path / "run")
     assert stopped.value.exit_code == 4
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"].startswith("CoachError")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_a_run_that_was_stopped_by_missing_verdicts_goes_on_once_the_coach_is_mended(tmp_path, ensemble):
+    mended = False
+
+    def answer(call: Call) -> Answer:
+        return message(verdict(call, 7)) if mended else message("I would rather not say.")
+
+    run = tmp_path / "run"
+    with FakeMessagesAPI(answer) as api:
+        options = ["coach=anthropic", f"coach.provider.base_url={api.url}", "coach.reask=false"]
+        if ensemble:
+            options = of_two(options[1])
+        with pytest.raises(CoachError, match="verdicts are missing"):
+            run_fit(run, *options)
+        asked = len(api.calls)
+        figures = json.loads((run / "summary.json").read_text())["coach"]
+        parts = figures.get("coaches", [figures])
+        # What was held back at the last moment has failed.
+        assert sum(part["calls"] - part["failed"] for part in parts) == asked
+        mended = True
+        cfg = RunFolder.open(run).config()
+        cfg.resume = str(run)
+        summary = fit(structured(cfg))
+    assert summary["status"] == "done"
+    assert summary["coach"]["calls"] == len(api.calls) + sum(part["failed"] for part in parts)
+    assert all(line["verdict"]["score"] == 7 for line in transcript_lines(run))
+
+
+def of_two(base_url: str) -> list[str]:
+    """A team of two services, both at the same server."""
+    part = (
+        "{_target_: lightning_mappa.coaches.llm.LLMCoach, reask: false, "
+        "provider: {_target_: lightning_mappa.coaches.anthropic.AnthropicProvider, model: claude-haiku-5-5, "
+        f"base_url: '{base_url.partition('=')[2]}'}}, "
+        "guard: {_target_: lightning_mappa.coaches.guard.BudgetGuard, model: claude-haiku-5-5}}"
+    )
+    return ["coach=ensemble", f"coach.coaches=[{part},{part}]"]
 
 
 def test_without_a_key_nothing_starts(tmp_path, monkeypatch):

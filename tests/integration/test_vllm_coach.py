@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,10 +54,9 @@ def cluster() -> Iterator[None]:
         yield
 
 
-def request(question: str = "Judge step 1 alone.", max_tokens: int = 24) -> CoachRequest:
-    return CoachRequest(
-        call_id="e/0", system="Rate 0 to 10.", shared="The task.", question=question, max_tokens=max_tokens
-    )
+def request(question: str = "Judge step 1 alone.", **fields: Any) -> CoachRequest:
+    defaults = {"call_id": "e/0", "system": "Rate 0 to 10.", "shared": "The task.", "max_tokens": 24}
+    return CoachRequest(question=question, **{**defaults, **fields})
 
 
 def test_replies_are_the_models_and_the_cluster_outlives_them(folder, cluster):
@@ -89,10 +89,26 @@ def test_replies_are_the_models_and_the_cluster_outlives_them(folder, cluster):
     assert ray.is_initialized()
 
 
+def test_replies_are_drawn_by_the_seed_of_the_request_and_by_nothing_else(folder, cluster):
+    """The second provider stands for a run that goes on: it does not know what the first was asked."""
+
+    async def texts(*seeds: int) -> list[str]:
+        provider = VLLMProvider(folder, dtype="float32", context_length=CONTEXT, temperature=1.0)
+        try:
+            replies = [await provider.ask(request(seed=seed), 300.0) for seed in seeds]
+            return [reply.text for reply in replies]
+        finally:
+            await provider.close()
+
+    first, second, again = asyncio.run(texts(1, 2**53 - 1, 1))
+    assert first == again != second
+    assert asyncio.run(texts(2**53 - 1)) == [second]
+
+
 def test_a_coach_of_random_weights_gives_no_verdict_and_says_why(folder, cluster, tmp_path):
     provider = VLLMProvider(folder, dtype="float32", context_length=CONTEXT)
     guard = BudgetGuard(model=provider.model, budget_calls=10)
-    coach = LLMCoach(provider, guard=guard, max_tokens=16, max_missing_rate=1.0, timeout_s=300.0)
+    coach = LLMCoach(provider, guard=guard, max_tokens=16, timeout_s=300.0)
     coach.bind(tmp_path)
     verdict = asyncio.run(coach.score(make_episode(), 0))
     coach.close()

@@ -27,14 +27,16 @@ def make_reply(text: str = '{"score": 7}', **fields: Any) -> CoachReply:
     return CoachReply(text=text, **{**defaults, **fields})
 
 
-def make_record(number: int = 0, **fields: Any) -> CallRecord:
+def make_record(seed: int = 0, **fields: Any) -> CallRecord:
     defaults = {
         "call_id": "c",
         "prompt_hash": "ab12",
+        "attempt": seed,
+        "at": 1e9,
         "outcome": CallOutcome.PAID,
         "model": "m",
         "usd": "0.0015",
         "latency_s": 2.0,
         "reply": make_reply(),
     }
-    return CallRecord(number=number, **{**defaults, **fields})
+    return CallRecord(seed=seed, **{**defaults, **fields})

@@ -16,13 +16,13 @@ from lightning_mappa.types import Episode, Task, Verdict
 from tests.fake_messages_api import KEY, MODEL, Answer, Call, FakeMessagesAPI, completion, message
 from tests.unit.factories import make_action
 
-QUICK: dict[str, Any] = {"deadline_s": 5.0, "timeout_s": 2.0, "max_wait_s": 0.05, "max_missing_rate": 1.0}
+QUICK: dict[str, Any] = {"deadline_s": 5.0, "timeout_s": 2.0, "max_wait_s": 0.05}
 
 
 def make_episode(actions: int = 1, episode_id: str = "e", **fields: Any) -> Episode:
     task = Task(id="t", kind="k", prompt="1 + 2?", reference="3")
     steps = tuple(make_action(index=i, **fields) for i in range(actions))
-    return Episode(id=episode_id, task=task, actions=steps, outcome=1.0)
+    return Episode(id=episode_id, task=task, actions=steps, outcome=1.0, last_agent_id="solver")
 
 
 @dataclass

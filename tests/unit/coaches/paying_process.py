@@ -37,6 +37,7 @@ async def main(folder: Path, url: str, cache: str | None) -> None:
         async with slots:
             reply = await guard.before(request)
             if reply is None:
+                await guard.sent(request)
                 reply = await asyncio.to_thread(post, url, request)
                 await guard.after(request, reply)
         print(json.dumps([number, reply.text]), flush=True)

@@ -111,17 +111,23 @@ def test_a_step_that_was_not_asked_for_makes_the_whole_reply_unreadable(steps, n
         assert reading.ask_again
 
 
+def of_case(rest):
+    return make_reply(f'{{"case": "{CASE}", {rest}')
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
         (make_reply("7"), "the reply is JSON, but no object"),
         (make_reply("8/10", structured=False), "the reply is no valid JSON"),
         (make_reply('{"score": 7}'), "the reply has no verdicts"),
-        (make_reply('{"verdicts": {"1": 7}}'), "the verdicts of the reply are no list"),
-        (make_reply('{"verdicts": [{"reason": "", "score": 7}]}'), "a verdict of the reply does not name its step"),
-        (make_reply('{"verdicts": [7, 8, 9]}'), "a verdict of the reply does not name its step"),
-        (make_reply('{"verdicts": [{"step": true, "score": 7}]}'), "a verdict of the reply does not name its step"),
+        (of_case('"verdicts": {"1": 7}}'), "the verdicts of the reply are no list"),
+        (of_case('"verdicts": [{"reason": "", "score": 7}]}'), "a verdict of the reply does not name its step"),
+        (of_case('"verdicts": [7, 8, 9]}'), "a verdict of the reply does not name its step"),
+        (of_case('"verdicts": [{"step": true, "score": 7}]}'), "a verdict of the reply does not name its step"),
         (make_reply('{"case": "f", "verdicts": []}'), "the reply is about another case"),
+        (make_reply(json.dumps({"verdicts": entries([1, 2])})), "the reply does not name the case"),
+        (make_reply(json.dumps({"case": None, "verdicts": entries([1, 2])})), "the reply is about another case"),
         (make_reply("", finish="refusal"), "the coach refused"),
         (make_reply("", finish="length"), "the reply was cut at the token limit"),
         (make_reply('{"verdicts": [{"step": 1, "score": 7, "score": 9}]}'), "the reply is no valid JSON"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -35,7 +37,7 @@ def test_what_was_written_is_read_back(path):
     failed = make_record(2, outcome=CallOutcome.FAILED, reply=None)
     write(path, make_record(0), make_record(1, reply=odd), failed)
     log = CallLog(path)
-    assert sorted(log.records, key=lambda record: record.number) == [make_record(0), make_record(1, reply=odd), failed]
+    assert sorted(log.records, key=lambda record: record.seed) == [make_record(0), make_record(1, reply=odd), failed]
     assert log.reply(("ab12", 1)) == odd
     assert log.reply(("ab12", 2)) is None
     assert log.reply(("ab12", 3)) is None
@@ -59,7 +61,7 @@ def test_wherever_the_last_line_is_torn_the_lines_before_it_stand(path):
         assert len(log.records) == 1
         asyncio.run(log.append(make_record(5)))
         log.close()
-        assert [record.number for record in CallLog(path).records] == [log.records[0].number, 5]
+        assert [record.seed for record in CallLog(path).records] == [log.records[0].seed, 5]
 
 
 def test_a_last_line_whose_middle_never_reached_the_disk_is_dropped(path):
@@ -70,12 +72,41 @@ def test_a_last_line_whose_middle_never_reached_the_disk_is_dropped(path):
     assert path.read_bytes() == lines[0]
 
 
+def test_what_was_sent_and_has_no_end_is_lost(path):
+    sent = [make_record(seed, outcome=CallOutcome.SENT, reply=None, latency_s=None) for seed in range(5)]
+    failed = make_record(3, outcome=CallOutcome.FAILED, reply=None)
+    cached = make_record(9, outcome=CallOutcome.CACHED, attempt=None)
+    write(path, *sent, make_record(1), failed, cached)
+    assert sorted(record.attempt for record in CallLog(path).lost()) == [0, 2, 4]
+
+
+def test_a_call_whose_line_is_torn_has_not_left(path):
+    sent = make_record(0, outcome=CallOutcome.SENT, reply=None, latency_s=None)
+    write(path, sent)
+    whole = path.read_bytes()
+    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert CallLog(path).lost() == []
+    path.write_bytes(whole)
+    assert CallLog(path).lost() == [sent]
+
+
 @pytest.mark.parametrize("damage", [b"{}\n", b"[]\n", b"not json\n", b"3\n"])
 def test_damage_before_the_last_line_is_named(path, damage):
     write(path, make_record(0))
     path.write_bytes(damage + path.read_bytes())
     with pytest.raises(DataError, match=r"coach_calls\.jsonl: line 1 is damaged"):
         CallLog(path)
+
+
+def test_many_calls_that_end_together_share_a_sync_and_all_are_on_the_disk(path, monkeypatch):
+    syncs = []
+    sync = os.fsync
+    monkeypatch.setattr("os.fsync", lambda descriptor: (syncs.append(1), time.sleep(0.005), sync(descriptor)))
+    write(path, *(make_record(seed) for seed in range(300)))
+    monkeypatch.undo()
+    assert {record.seed for record in CallLog(path).records} == set(range(300))
+    assert len(syncs) < 150
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -128,7 +159,7 @@ def test_a_full_disk_stops_the_coach_and_leaves_whole_lines(path):
     assert len(said) == 3
     assert len(set(said)) == 1
     assert said[0].startswith(f"the coach stops: cannot write {path} (File too large)")
-    assert [record.number for record in CallLog(path).records] == [0]
+    assert [record.seed for record in CallLog(path).records] == [0]
 
 
 def test_nothing_is_paid_for_when_the_disk_has_no_room_for_the_reply(path, monkeypatch):

@@ -11,14 +11,18 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_mappa.coaches.guard import LOG
+from lightning_mappa.coaches.guard import LOG, BudgetGuard
 from tests.unit.coaches import paying_process
+from tests.unit.coaches.calls import PRICES
 from tests.unit.coaches.paying_process import CALLS, IN_FLIGHT
 
 KEY = "sk-test-0123456789abcdef"
+CALL_USD = 0.0015
+"""1000 tokens in and 100 out."""
 
 
 class PaidServer(ThreadingHTTPServer):
@@ -66,6 +70,12 @@ def start(folder: Path, server: PaidServer, *more: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
+def booked(folder: Path) -> dict[str, Any]:
+    guard = BudgetGuard(model="m", prices={"m": PRICES}, budget_usd=1.0)
+    guard.bind(folder)
+    return guard.summary()
+
+
 def used(output: str) -> dict[int, str]:
     """Question to reply, for the replies that the process came to use."""
     return dict(json.loads(line) for line in output.splitlines(keepends=True) if line.endswith("\n"))
@@ -83,6 +93,11 @@ def test_a_killed_run_pays_again_at_most_for_what_was_in_flight(tmp_path, server
     billed = server.billed
     assert kill_after <= billed < CALLS
     assert len(before) > 0
+    # Whatever the server bills is in the books, that which has no answer at the most it can cost.
+    figures = booked(tmp_path)
+    assert billed <= figures["calls"] <= billed + IN_FLIGHT
+    assert 0 < figures["calls_lost_in_flight"] <= IN_FLIGHT
+    assert figures["usd"] >= billed * CALL_USD
 
     resumed = start(tmp_path, server)
     after = used(resumed.communicate()[0])
@@ -90,6 +105,8 @@ def test_a_killed_run_pays_again_at_most_for_what_was_in_flight(tmp_path, server
     assert len(after) == CALLS
     assert server.billed <= CALLS + IN_FLIGHT
     assert before.items() <= after.items()  # What had been used is what is used again.
+    assert booked(tmp_path)["calls_lost_in_flight"] == figures["calls_lost_in_flight"]
+    assert booked(tmp_path)["usd"] >= server.billed * CALL_USD
 
     again = start(tmp_path, server)
     count = server.billed

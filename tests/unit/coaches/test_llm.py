@@ -92,36 +92,12 @@ def test_only_thinking_is_no_reply(serve):
 
 
 def test_what_has_nothing_to_judge_is_missing_without_a_call(serve):
-    service = serve(good, max_missing_rate=0, missing_window=1)
+    service = serve(good)
     broken = ToolResult(status=ToolStatus.SANDBOX_ERROR)
     unasked = {"status": ActionStatus.PROMPT_TOO_LONG, "stop_reason": StopReason.NONE}
     assert service.score(make_episode(tool_results=(broken,))).score is None
     assert service.score(make_episode(**unasked)).score is None
     assert not service.api.calls
-
-
-def test_too_many_missing_verdicts_stop_the_run(serve):
-    refuse = {1, 3, 4}
-    service = serve(
-        lambda call: message(None, stop_reason="refusal") if call.number in refuse else good(call),
-        max_missing_rate=0.2,
-        missing_window=10,
-    )
-    assert [service.score().score for _ in range(4)] == [7, None, 7, None]
-    with pytest.raises(
-        CoachError, match=r"3 of the last 5 verdicts are missing; with more than coach.max_missing_rate"
-    ):
-        service.score()
-
-
-def test_missing_verdicts_long_ago_are_forgotten(serve):
-    service = serve(
-        lambda call: message(None, stop_reason="refusal") if call.number % 6 == 0 else good(call),
-        max_missing_rate=0.2,
-        missing_window=10,
-    )
-    scores = [service.score().score for _ in range(30)]
-    assert scores.count(None) == 5
 
 
 def test_calls_share_one_concurrency_limit(serve):
@@ -170,6 +146,9 @@ class _Guard:
         self.seen.append("before")
         return self.logged
 
+    async def sent(self, request: CoachRequest) -> None:
+        self.seen.append("sent")
+
     async def after(self, request: CoachRequest, reply: CoachReply) -> None:
         self.seen.append(f"after {reply.usage.output_tokens}")
         self.logged = reply
@@ -182,14 +161,14 @@ def test_guard_stands_around_every_attempt(serve):
     guard = _Guard()
     service = serve(lambda call: good(call) if call.number else error(500, "api_error"), guard=guard)
     assert service.score().score == 7
-    assert guard.seen == ["before", "failed", "before", "after 20"]
+    assert guard.seen == ["before", "sent", "failed", "before", "sent", "after 20"]
     assert service.score().score == 7
-    assert guard.seen[4:] == ["before"]
+    assert guard.seen[6:] == ["before"]
     assert len(service.api.calls) == 2
     assert service.coach.counts["logged"] == 1
 
 
-def test_guard_hears_of_a_cancelled_attempt(serve):
+def test_a_cancelled_attempt_that_has_left_is_booked_before_the_coach_is_closed(serve):
     guard = _Guard()
     service = serve(lambda call: Answer(body=good(call).body, delay_s=1.0), guard=guard)
 
@@ -199,8 +178,24 @@ def test_guard_hears_of_a_cancelled_attempt(serve):
 
     with pytest.raises(TimeoutError):
         asyncio.run(cut())
+    assert guard.seen == ["before", "sent"]
     service.coach.close()
-    assert guard.seen == ["before", "failed, billed"]
+    assert guard.seen == ["before", "sent", "after 20"]
+
+
+def test_a_cancelled_attempt_that_waits_for_its_turn_never_leaves(serve):
+    guard = _Guard()
+    service = serve(lambda call: Answer(body=good(call).body, delay_s=0.5), guard=guard, max_concurrency=1)
+
+    async def cut() -> None:
+        async with asyncio.timeout(0.2):
+            await asyncio.gather(*(service.coach.score(make_episode(episode_id=f"e{i}"), 0) for i in range(5)))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(cut())
+    service.coach.close()
+    assert guard.seen == ["before", "sent", "after 20"]
+    assert len(service.api.calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +214,7 @@ def test_the_guard_is_told_whether_a_failed_call_may_be_billed(serve, fault, bil
     guard = _Guard()
     service = serve(lambda call: fault, guard=guard, max_attempts=1, timeout_s=0.3)
     assert service.score().score is None
-    assert guard.seen == ["before", "failed, billed" if billed else "failed"]
+    assert guard.seen == ["before", "sent", "failed, billed" if billed else "failed"]
 
 
 def test_a_server_that_is_not_reached_bills_nothing(serve):
@@ -228,7 +223,7 @@ def test_a_server_that_is_not_reached_bills_nothing(serve):
         good, guard=guard, max_attempts=1, provider=lambda url: AnthropicProvider(MODEL, base_url="http://127.0.0.1:9")
     )
     assert nowhere.score().score is None
-    assert guard.seen == ["before", "failed"]
+    assert guard.seen == ["before", "sent", "failed"]
 
 
 def test_budget_error_of_the_guard_stops_the_run_before_a_call(serve):
@@ -279,7 +274,6 @@ def test_constant_coach_and_changed_model_raise_an_alarm_once(caplog):
         ("show_reference", "some", "coach.show_reference is 'some'; allowed: none, last, all"),
         ("steps", "quarter", "coach.steps is 'quarter'; allowed: integer, half, decimal"),
         ("max_concurrency", 0, "coach.max_concurrency is 0; allowed: 1 or more"),
-        ("max_missing_rate", 1.5, "coach.max_missing_rate is 1.5; allowed: 0 to 1"),
         ("deadline_s", 0, "coach.deadline_s is 0; allowed: more than 0"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_outcome_is_awaited_where_a_part_needs_it():
     ("show_reference", "waits"),
     [
         ("none", {("verifier", "verifier"): False, ("solver", "verifier"): False, ("solver", None): False}),
-        ("last", {("verifier", "verifier"): True, ("solver", "verifier"): False, ("solver", None): True}),
+        ("last", {("verifier", "verifier"): True, ("solver", "verifier"): False, ("solver", None): False}),
         ("all", {("verifier", "verifier"): True, ("solver", "verifier"): True, ("solver", None): True}),
     ],
 )

@@ -26,11 +26,12 @@ def make_episode(**fields) -> Episode:
         make_action(agent_id="verifier", role="Verifier", index=3, prompt_text="Which?", text="\\boxed{4}"),
     )
     task = Task(id="t", kind="math", prompt="What is 1 + 2?", reference="REFERENCE-3")
-    return Episode(id="e", **{"task": task, "actions": actions, "answer": "4", "outcome": 0.0, **fields})
+    defaults = {"task": task, "actions": actions, "answer": "4", "outcome": 0.0, "last_agent_id": "verifier"}
+    return Episode(id="e", **{**defaults, **fields})
 
 
 def write(episode: Episode, index: int, *, shrink: int = 0, max_tokens: int = 100, **settings) -> Case:
-    return CaseWriter("RUBRIC", **settings).case(episode, index, shrink=shrink, max_tokens=max_tokens)
+    return CaseWriter("RUBRIC", **{"key": b"k", **settings}).case(episode, index, shrink=shrink, max_tokens=max_tokens)
 
 
 def test_case_shows_what_was_asked_written_and_printed():
@@ -90,14 +91,55 @@ def test_roles_say_what_agents_are_there_for():
     assert "What coder is there for: run it" in write(make_episode(), 0, roles={"coder": "run it"}).request.shared
 
 
-def test_failed_episode_and_action_without_text_are_named():
-    unasked = make_action(agent_id="coder", status=ActionStatus.PROMPT_TOO_LONG, stop_reason=StopReason.NONE, text="")
-    episode = make_episode(
-        actions=(unasked,), status=EpisodeStatus.FAILED, reason="DEADLINE", answer=None, outcome=None
+def cut(*agent_ids: str, **fields) -> Episode:
+    """An episode in which these agents had acted when it failed."""
+    actions = tuple(make_action(agent_id=agent_id, role=agent_id, index=i) for i, agent_id in enumerate(agent_ids))
+    return make_episode(
+        actions=actions, status=EpisodeStatus.FAILED, reason="DEADLINE", answer=None, outcome=None, **fields
     )
-    question = write(episode, 0).request.question
-    for shown in ("the agent wrote nothing", "DEADLINE", "gave no answer", "Outcome: unknown"):
+
+
+def test_an_action_without_text_is_named():
+    unasked = make_action(agent_id="coder", status=ActionStatus.PROMPT_TOO_LONG, stop_reason=StopReason.NONE, text="")
+    assert "the agent wrote nothing" in write(make_episode(actions=(unasked,)), 0).request.question
+
+
+ENDED = ("DEADLINE", "gave no answer", "Outcome: unknown")
+
+
+def test_of_a_cut_episode_the_last_agent_is_shown_that_and_no_reference():
+    question = write(cut("solver", "coder", "verifier"), 2).request.question
+    for shown in ENDED:
         assert shown in question
+    assert "REFERENCE-3" not in question
+
+
+@pytest.mark.parametrize("last_agent_id", ["verifier", None])
+@pytest.mark.parametrize("agents", [("solver",), ("solver", "coder"), ("solver", "coder", "coder")])
+def test_of_a_cut_episode_whoever_acted_last_is_shown_nothing(agents, last_agent_id):
+    episode = cut(*agents, last_agent_id=last_agent_id)
+    for index in range(len(agents)):
+        case = write(episode, index)
+        assert not [shown for shown in (*ENDED, "REFERENCE-3") if shown in case.request.question]
+        assert case == write(until(episode, index), index)
+
+
+def test_of_a_cut_episode_all_are_shown_all_where_the_config_says_so():
+    question = write(cut("solver", "coder"), 0, show_reference="all").request.question
+    for shown in (*ENDED, "REFERENCE-3"):
+        assert shown in question
+
+
+def test_a_workflow_that_does_not_know_its_last_agent_has_none():
+    episode = make_episode(last_agent_id=None)
+    assert not any("REFERENCE-3" in write(episode, index).request.question for index in range(4))
+
+
+@pytest.mark.parametrize("agents", [("solver", "coder", "verifier"), ("solver", "coder")])
+def test_a_batched_case_follows_the_same_rule(agents):
+    question = CaseWriter("RUBRIC", batched=True).batch(cut(*agents), range(len(agents)), max_tokens=9).request.question
+    assert "REFERENCE-3" not in question
+    assert ("DEADLINE" in question) is ("verifier" in agents)
 
 
 def test_files_are_listed_with_who_wrote_them_as_data():
@@ -110,11 +152,11 @@ def fenced(text: str, token: str) -> list[str]:
     return re.findall(rf"<data {token}>\n(.*?)\n</data {token}>", text, re.DOTALL)
 
 
-@given(st.text(max_size=300), st.text(max_size=50), st.integers(0, 3))
-def test_agent_text_stands_whole_between_its_fences(text, reason, seed):
+@given(st.text(max_size=300), st.text(max_size=50), st.binary(min_size=32, max_size=32))
+def test_agent_text_stands_whole_between_its_fences(text, reason, key):
     text = f"{text}\n<data 0123456789abcdef>\n{INJECTION}"
     action = make_action(text=text, tool_results=[ToolResult(status=ToolStatus.OK, stdout=text, reason=reason)])
-    case = write(make_episode(actions=(action,)), 0, seed=seed)
+    case = write(make_episode(actions=(action,)), 0, key=key)
     sent = text.encode("utf-8", "replace").decode().replace("\0", "␀")
     assert fenced(case.request.question, case.token).count(sent) == 2
     assert INJECTION not in re.sub(
@@ -122,11 +164,17 @@ def test_agent_text_stands_whole_between_its_fences(text, reason, seed):
     )
 
 
-def test_fences_differ_by_seed_and_by_what_they_enclose_and_are_the_same_next_time():
+def test_fences_differ_by_key_and_by_what_they_enclose_and_are_the_same_next_time():
     episode = make_episode()
-    tokens = [write(episode, index, seed=seed).token for seed in (0, 1) for index in range(4)]
+    tokens = [write(episode, index, key=key).token for key in (b"a", b"b") for index in range(4)]
     assert len(set(tokens)) == 8
-    assert write(episode, 3, seed=1).token == tokens[-1]
+    assert write(episode, 3, key=b"b").token == tokens[-1]
+
+
+def test_no_fence_is_known_to_who_knows_all_but_the_key():
+    """The shared part holds nothing of the agents' own: with the key, or without any, its fence could be computed."""
+    shared = {re.findall("<data ([0-9a-f]{16})>", write(make_episode(), 0, key=None).request.shared)[0] for _ in "123"}
+    assert len(shared) == 3
 
 
 def test_writing_the_token_of_ones_own_fence_moves_the_fence():

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import itertools
+import json
 import socket
 import time
 
 import pytest
 
 from lightning_mappa.coaches.anthropic import AnthropicProvider
+from lightning_mappa.coaches.guard import LOG, BudgetGuard
 from lightning_mappa.coaches.openai_compatible import OpenAICompatibleProvider
 from lightning_mappa.coaches.sdk import retry_after
 from lightning_mappa.errors import CoachError
 from tests.fake_messages_api import MODEL, Answer, Call, completion, error, message, verdict
-from tests.unit.coaches.conftest import make_episode
+from tests.unit.coaches.calls import PRICES
+from tests.unit.coaches.conftest import Service, make_episode
 
 
 def good(call: Call) -> Answer:
@@ -113,6 +116,50 @@ def test_5_three_identical_refusals_stop_the_run(serve):
     assert len(service.api.calls) == 3
 
 
+def test_5_no_refusal_is_billed_nor_the_last_one(serve):
+    guard = BudgetGuard(model=MODEL, prices={MODEL: PRICES}, budget_usd=1)
+    service = serve(always(error(400, "invalid_request_error", "bad parameter")), guard=guard)
+    for _ in range(2):
+        assert service.score().score is None
+    with pytest.raises(CoachError):
+        service.score()
+    figures = service.coach.summary()
+    assert (figures["calls"], figures["failed"], figures["usd"], len(service.api.calls)) == (3, 3, 0.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "authentication_error"), (400, "invalid_request_error")], ids=["at once", "third time"]
+)
+def test_6_paid_calls_in_flight_are_logged_when_another_ends_the_run(serve, tmp_path, status, kind):
+    """Some are refused at once, while slower ones are under way; a run that goes on pays for none of those again."""
+    refused = 1 if status == 401 else 3
+
+    def answer(call: Call) -> Answer:
+        body = good(call).body
+        return error(status, kind) if call.number < refused else Answer(body=body, delay_s=0.5)
+
+    def make() -> Service:
+        service = serve(answer, guard=BudgetGuard(model=MODEL, prices={MODEL: PRICES}, budget_usd=1))
+        service.coach.bind(tmp_path)
+        return service
+
+    service = make()
+    with pytest.raises(CoachError):
+        service.score_all(8)
+    service.coach.close()
+    left = len(service.api.calls)
+    assert refused < left <= 8
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    assert [line["outcome"] for line in lines].count("paid") == left - refused
+    again = make()
+    again.coach.close()
+    assert again.coach.summary()["calls_lost_in_flight"] == 0
+    resumed = serve(good, guard=BudgetGuard(model=MODEL))
+    resumed.coach.bind(tmp_path)
+    assert {verdict.score for verdict in resumed.score_all(8)} == {7}
+    assert len(resumed.api.calls) == 8 - (left - refused)
+
+
 def test_5_refusals_that_differ_do_not(serve):
     answers = [error(400, "invalid_request_error", word) for word in ("a", "a", "b", "a", "a")]
     service = serve(lambda call: answers[call.number])
@@ -176,9 +223,31 @@ def test_9_tls_fault(serve):
 def test_10_hanging_server_ends_by_the_attempt_and_by_the_total_deadline(serve):
     service = serve(always(Answer(body={}, delay_s=3)), timeout_s=0.2, deadline_s=0.7)
     started = time.monotonic()
-    assert service.score().reason.startswith("no reply: no complete reply within 0.")
+    assert service.score().reason.startswith("no reply: deadline of 0.7 s, no complete reply within 0.")
     assert 0.2 < time.monotonic() - started < 1.5
     assert 2 <= len(service.api.calls) <= 4
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [{"max_concurrency": 1}, {"requests_per_minute": 60.0}],
+    ids=["its turn", "the rate"],
+)
+def test_10_no_attempt_starts_when_too_little_time_is_left(serve, queue):
+    """Calls that fail and have to queue for another attempt, past what the deadline leaves."""
+    guard = BudgetGuard(model=MODEL, prices={MODEL: PRICES}, budget_usd=1)
+    down = error(500, "api_error", "down")
+
+    def answer(call: Call) -> Answer:
+        return Answer(body=down.body, status=500, delay_s=0.4) if call.number < 2 else down
+
+    service = serve(answer, timeout_s=1.0, deadline_s=0.6, guard=guard, **queue)
+    verdicts = service.score_all(2)
+    assert {verdict.score for verdict in verdicts} == {None}
+    assert {verdict.reason for verdict in verdicts} == {"no reply: deadline of 0.6 s, HTTP 500: down"}
+    assert len(service.api.calls) == service.coach.summary()["calls"] == service.coach.counts["attempts"]
+    assert service.coach.summary()["usd"] == 0
+    assert 2 <= len(service.api.calls) < 2 * 8
 
 
 def test_10_dripping_server_does_not_outwit_the_timeout(serve):
