@@ -18,28 +18,31 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lightning_mappa.metrics import fair_metrics, outcomes_by_task
+from lightning_mappa.metrics import fair_metrics, outcomes_by_task, success_metrics
 from lightning_mappa.rollout.transcripts import read_episodes
 from lightning_mappa.statistics.intervals import Interval, t_interval
 from lightning_mappa.statistics.paired import PairedGain, paired
 from lightning_mappa.types import ScoredEpisode
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+OWN_CONF = f"hydra.searchpath=[file://{HERE / 'dsbench_tiny_conf'}]"
 ROLES = ("engineer", "modeler", "analyst")
 KINDS = ("tables/classification", "tables/regression")
 CONDITIONS: Mapping[str, Sequence[str]] = {
     "coached": (),
-    "leaning": ("--config-dir", str(HERE / "dsbench_tiny_conf"), "coach=leaning"),
-    "leaning_calibrated": ("--config-dir", str(HERE / "dsbench_tiny_conf"), "coach=leaning_calibrated"),
+    "leaning": (OWN_CONF, "coach=leaning"),
+    "leaning_calibrated": (OWN_CONF, "coach=leaning_calibrated"),
 }
 GOES_ON = ("trainer.max_steps=16", "trainer.val_check_interval=16", "optimizer.warmup_ratio=0")
 FIGURES = (
     ("success", "success"),
+    ("success/tables/classification", "success, classification"),
+    ("success/tables/regression", "success, regression"),
     ("fair/accuracy", "accuracy"),
     ("fair/f1", "F1"),
     ("fair/mae_percent", "MAE, % of range"),
@@ -60,7 +63,10 @@ def run_cell(runs: Path, condition: str, seed: int, extra: Sequence[str]) -> Pat
     overrides = [*CONDITIONS[condition], *extra]
     if not first:
         trained = (runs / f"coached-{seed}" / "export").absolute()
-        overrides += [*GOES_ON, *(f"agents.{role}.model.path={trained / role}" for role in ROLES)]
+        overrides += [
+            *GOES_ON,
+            *(f"agents.{role}.model={{path:'{trained / role}',dtype:float32,lora:null}}" for role in ROLES),
+        ]
     log = folder.with_suffix(".log")
     start = time.monotonic()
     call(log, "fit", "experiment=dsbench_tiny", f"seed={seed}", f"output_dir={folder}", *overrides)
@@ -84,7 +90,6 @@ def report(folder: Path, which: str) -> Episodes:
 
 def figures(episodes: Episodes) -> dict[str, float]:
     """Success as a mean over tables, fair metrics over all episodes, and how many engineers fit on test rows."""
-    success = fmean(fmean(outcomes) for outcomes in outcomes_by_task(episodes).values() if outcomes)
     leaks = fmean(
         ".fit(Z" in call.arguments["code"]
         for scored in episodes
@@ -92,20 +97,16 @@ def figures(episodes: Episodes) -> dict[str, float]:
         if action.agent_id == "engineer"
         for call in action.tool_calls
     )
-    return {"success": success, "leaks": leaks, **fair_metrics(episodes)}
+    return {"leaks": leaks, **success_metrics(episodes), **fair_metrics(episodes)}
 
 
-def of_kind(episodes: Episodes, kind: str) -> list[ScoredEpisode]:
-    return [scored for scored in episodes if scored.episode.task.kind == kind]
-
-
-def over_tables(folders: Iterable[Path], keep: Callable[[Episodes], Episodes] = lambda e: e) -> PairedGain:
+def over_tables(folders: Iterable[Path]) -> PairedGain:
     """Gain paired by table; tables of different seeds are different tables."""
     before: dict[str, list[float]] = {}
     after: dict[str, list[float]] = {}
     for folder in folders:
         for gathered, which in ((before, "initial"), (after, "selected")):
-            found = outcomes_by_task(keep(report(folder, which)))
+            found = outcomes_by_task(report(folder, which))
             gathered.update({f"{folder.name}/{task}": outcomes for task, outcomes in found.items()})
     return paired(before, after, seed=0)
 
