@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("ray", "vllm", "deepspeed", "anthropic")
 OF_ONE_OPTION = (
     *(f"lightning_mappa.rollout.{name}" for name in ("object_store_transfer", "replica", "spawn", "vllm_engine")),
-    *(f"lightning_mappa.runtime.{name}" for name in ("cuda_transport", "engines", "ray_cluster", "ray_place")),
+    *(
+        f"lightning_mappa.runtime.{name}"
+        for name in ("actor_client", "cuda_transport", "engines", "ray_cluster", "ray_place")
+    ),
     *(f"lightning_mappa.runtime.{name}" for name in ("relay", "remote_engine")),
 )
 """Modules that runtime=ray or engine=vllm loads, and nothing else."""
