@@ -179,6 +179,7 @@ def test_counts_add_up_with_failures_missing_verdicts_cut_actions_and_uneven_tur
     summary = run(
         f"workflow._target_={PROBES}.FailSome",
         f"coach._target_={PROBES}.ForgetSome",
+        "coach.max_missing_rate=0.5",
         "agents.solver.max_new_tokens=7",
         "algorithm.truncated=mask",
         "algorithm.return_scope=trajectory",
