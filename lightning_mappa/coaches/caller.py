@@ -98,11 +98,13 @@ class Caller:
             raise PassingError(f"deadline of {self._policy.deadline_s:g} s, {error}") from error
 
     async def halt(self, reason: str) -> None:
-        """No later call leaves, and each raises `CoachError` with `reason`. Returns when those in flight are booked."""
+        """No later call leaves, and each raises `CoachError` with `reason`. Returns when those in flight are booked;
+        they go on where it is cancelled."""
         self._stopped = self._stopped or reason
         for attempt in self._open - self._in_flight:
             attempt.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        if self._open:
+            await asyncio.wait(set(self._open))
 
     async def drain(self) -> None:
         """Returns when the calls in flight are booked; until then no other leaves."""
