@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -43,12 +43,13 @@ class CallRecord:
     call_id: str
     prompt_hash: str
     """Of all that decides the reply: model, prompts, schema, limit."""
-    seed: int
-    """Tells the replies to the same content apart."""
+    seed: int | None
+    """Tells the replies to the same content apart. None of a record in the former format, which says what was spent,
+    and whose reply is not used again."""
     attempt: int | None
     """What left, numbered over the whole log; None where nothing left."""
-    at: float
-    """Unix seconds."""
+    at: float | None
+    """Unix seconds; None in the former format."""
     outcome: CallOutcome
     model: str
     usd: str
@@ -59,17 +60,19 @@ class CallRecord:
     """None of a call that was sent or failed."""
 
     @property
-    def key(self) -> ReplyKey:
-        return self.prompt_hash, self.seed
+    def key(self) -> ReplyKey | None:
+        """Of its reply; None where there is none to be used again."""
+        return None if self.seed is None or self.reply is None else (self.prompt_hash, self.seed)
 
 
 class CallLog:
     """The records of one run, in the order in which they were written.
 
-    One process writes it at a time. A last line that a crash has torn is dropped.
+    One process writes it at a time. A last line that a crash has torn is dropped; one that is JSON stays, whatever it
+    says. Records of the former format, with `number` in place of `seed`, `attempt` and `at`, count as money spent.
 
     Raises:
-        DataError: a line before the last is damaged.
+        DataError: a line before the last is damaged, or one is no record of a call.
         CoachError: the file cannot be read or made.
     """
 
@@ -88,7 +91,10 @@ class CallLog:
             _sync_folder(path.parent)
         except OSError as error:
             raise CoachError(f"cannot open {path}: {error.strerror or error}") from error
-        self._replies = {record.key: record.reply for record in self.records if record.reply is not None}
+        except DataError:
+            os.close(self._file)
+            raise
+        self._replies = _replies_of(self.records)
 
     def reply(self, key: ReplyKey) -> CoachReply | None:
         return self._replies.get(key)
@@ -138,20 +144,28 @@ class CallLog:
                 self._fault = f"the coach stops: cannot write {self._path} ({error.strerror or error})"
                 raise CoachError(self._fault) from error
             self.records += batch
-            self._replies |= {record.key: record.reply for record in batch if record.reply is not None}
+            self._replies |= _replies_of(batch)
 
     def _read(self) -> int:
         """Fills `records` and returns how many bytes of the file are whole lines."""
         text = self._path.read_bytes()
+        if _is_json(text[text.rfind(b"\n") + 1 :]):  # All of it but its end is there.
+            os.write(self._file, b"\n")
+            text += b"\n"
         end = text.rfind(b"\n") + 1
-        lines = text[:end].splitlines()
+        lines = text[:end].split(b"\n")[:-1]
         for number, line in enumerate(lines, start=1):
+            if not _is_json(line):
+                if number == len(lines):  # Its end reached the disk before its beginning.
+                    return end - len(line) - 1
+                raise DataError(f"{self._path}: line {number} is damaged")
             try:
                 self.records.append(_record(json.loads(line)))
             except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines):  # Its end reached the disk before its beginning.
-                    return end - len(line) - 1
-                raise DataError(f"{self._path}: line {number} is damaged") from error
+                raise DataError(
+                    f"{self._path}: line {number} is damaged, or of another version of lightning-mappa; "
+                    "the file is left as it is"
+                ) from error
         return end
 
 
@@ -161,8 +175,25 @@ def reply_of(fields: Mapping[str, Any]) -> CoachReply:
 
 
 def _record(fields: Mapping[str, Any]) -> CallRecord:
+    """Raises ValueError, KeyError or TypeError for what is none."""
     reply = None if fields["reply"] is None else reply_of(fields["reply"])
-    return CallRecord(**{**fields, "outcome": CallOutcome(fields["outcome"]), "reply": reply})
+    told = {**fields, "outcome": CallOutcome(fields["outcome"]), "reply": reply}
+    if told.keys() & {"number", "seed"} == {"number"}:
+        del told["number"]
+        told |= {"seed": None, "attempt": None, "at": None}
+    return CallRecord(**told)
+
+
+def _replies_of(records: Iterable[CallRecord]) -> dict[ReplyKey, CoachReply]:
+    return {record.key: record.reply for record in records if record.key is not None and record.reply is not None}
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import asdict
 
 import pytest
 
 from lightning_mappa.coaches.call_log import CallLog, CallOutcome
+from lightning_mappa.coaches.guard import BudgetGuard
 from lightning_mappa.errors import CoachError, DataError
-from tests.unit.coaches.calls import make_record, make_reply
+from tests.unit.coaches.calls import PRICES, make_record, make_reply
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_wherever_the_last_line_is_torn_the_lines_before_it_stand(path):
     write(path, make_record(0), make_record(1))
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
-    for cut in (*range(first, len(whole), 13), len(whole) - 1):
+    for cut in range(first, len(whole) - 1, 13):
         path.write_bytes(whole[:cut])
         log = CallLog(path)
         assert len(log.records) == 1
@@ -84,11 +86,75 @@ def test_a_call_whose_line_is_torn_has_not_left(path):
     sent = make_record(0, outcome=CallOutcome.SENT, reply=None, latency_s=None)
     write(path, sent)
     whole = path.read_bytes()
-    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+    for cut in (0, 1, len(whole) // 2, len(whole) - 2):
         path.write_bytes(whole[:cut])
         assert CallLog(path).lost() == []
     path.write_bytes(whole)
     assert CallLog(path).lost() == [sent]
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(path):
+    """It may be paid for."""
+    write(path, make_record(0), make_record(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert len(CallLog(path).records) == 2
+    assert path.read_bytes() == whole
+
+
+def former(number: int = 0, **fields) -> dict[str, object]:
+    """A record as it was before seeds."""
+    told = json.loads(json.dumps(asdict(make_record(**fields))))
+    return {"number": number} | {key: value for key, value in told.items() if key not in ("seed", "attempt", "at")}
+
+
+def lines_of(*records: object) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+@pytest.mark.parametrize("end", [-1, None], ids=["without its end", "whole"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_records_of_the_former_format_are_money_and_no_replies(path, count, end):
+    failed = former(outcome=CallOutcome.FAILED, reply=None, usd="0.5")
+    old = [former(number) for number in range(count - 1)] + [failed]
+    path.parent.mkdir()
+    path.write_bytes(lines_of(*old)[:end])
+    write(path, make_record(7))
+    log = CallLog(path)
+    assert path.read_bytes().startswith(lines_of(*old))
+    assert [record.usd for record in log.records] == ["0.0015"] * (count - 1) + ["0.5", "0.0015"]
+    assert [log.reply(("ab12", number)) for number in (0, 1)] == [None, None]
+    assert log.reply(("ab12", 7)) == make_reply()
+    assert log.lost() == []
+
+    guard = BudgetGuard(model="m", prices={"m": PRICES}, budget_usd=1)
+    guard.bind(path.parent)
+    figures = guard.summary()
+    assert figures["calls"] == count + 1
+    assert figures["usd"] == pytest.approx(0.5 + 0.0015 * count)
+    assert (figures["usd_unsettled"], figures["calls_lost_in_flight"]) == (0.5, 0)
+
+
+OTHERS = {
+    "no fields": {},
+    "a list": [],
+    "more fields": former() | {"seed": 1, "attempt": 0, "at": 1.0},
+    "fields to come": json.loads(json.dumps(asdict(make_record()))) | {"tier": "batch"},
+    "another outcome": former(outcome="refunded"),
+    "a number": 3,
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+@pytest.mark.parametrize("end", [-1, None], ids=["without its end", "whole"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_last_line_that_is_something_else_is_named_and_never_erased(path, before, end, other):
+    path.parent.mkdir()
+    text = lines_of(*[former()] * before, other)
+    path.write_bytes(text[:end])
+    with pytest.raises(DataError, match=rf"line {before + 1} is damaged, or of another version of lightning-mappa"):
+        CallLog(path)
+    assert path.read_bytes() == text
 
 
 @pytest.mark.parametrize("damage", [b"{}\n", b"[]\n", b"not json\n", b"3\n"])
