@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -57,7 +57,11 @@ class TrainedSystem:
     @classmethod
     @contextmanager
     def loaded(cls, cfg: DictConfig) -> Iterator[TrainedSystem]:
-        """`cfg` is the config of the run that `cfg.run` names."""
+        """`cfg` is the config of the run that `cfg.run` names.
+
+        Its weights are those in the run's folder: there is no rank that could send them from a GPU.
+        """
+        cfg = OmegaConf.merge(cfg, {"engine": {"weight_transport": "object_store"}})  # type: ignore[assignment]
         folder = RunFolder.open(Path(cfg.run))
         quiet_libraries()
         seed_everything(cfg)

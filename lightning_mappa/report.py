@@ -162,7 +162,7 @@ def _interval(outcomes: Mapping[str, Sequence[float]], k: int, seed: int) -> lis
 
 
 def _problem(task: Task) -> tuple[str, str]:
-    return normalised(task.prompt), str(task.metadata.get("data", ""))
+    return normalised(task.prompt), str(task.metadata.get("table_fingerprint", ""))
 
 
 def _fixture_note(episodes: Sequence[ScoredEpisode]) -> dict[str, str]:

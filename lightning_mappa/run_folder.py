@@ -25,7 +25,7 @@ class RunFolder:
     """Paths and records of a run.
 
     config.yaml           the resolved config
-    splits.json           the tasks of each split, in order
+    splits.json           the tasks of the splits train and selection, in order
     transcripts/          step-NNNNNN.jsonl, selection-NNNNNN.jsonl, report-initial.jsonl, report-selected.jsonl
     metrics.jsonl         a line per rollout step
     coach_calls.jsonl     a line when a call of a coach leaves, and one with what came of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from lightning_mappa.types import Task
 def keep_splits(path: Path, splits: Mapping[str, Sequence[Task]]) -> None:
     """Writes `path` on the first call; later ones compare.
 
-    By split: `n`, `ids` in the order of the source, and a `sha256` over ids, prompts and reference answers.
+    By split: `n`, `ids` in the order of the source, and a `sha256` over ids, prompts, reference answers and metadata;
+    of a table that holds the beginning of its train.csv, and nothing of its answers.
 
     Raises:
         ConfigError: a split holds other tasks than when `path` was written, as when a data file was changed
@@ -36,5 +38,6 @@ def keep_splits(path: Path, splits: Mapping[str, Sequence[Task]]) -> None:
 def _facts(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(repr((task.id, task.prompt, task.reference)).encode())
+        facts = [task.id, task.prompt, task.reference, task.metadata]
+        digest.update(json.dumps(facts, sort_keys=True, default=repr).encode())
     return {"n": len(tasks), "sha256": digest.hexdigest(), "ids": [task.id for task in tasks]}

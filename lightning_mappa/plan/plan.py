@@ -135,7 +135,8 @@ def _rank_notes(cfg: DictConfig) -> Iterator[str]:
 def _store_notes(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[str]:
     """The weights that are served are kept for engines that have to be started again, while new ones arrive."""
     versions = 2 + cfg.runtime.max_staleness
-    needed = versions * sum(agent.sync_bytes for agent in agents)
+    stored = cfg.engine.weight_transport == "object_store"
+    needed = versions * sum(a.sync_bytes for a in agents if stored or cfg.agents[a.agent_id].model.lora is not None)
     store = _object_store(cfg)
     room = math.ceil(needed / GIB)
     if store < needed and cfg.runtime.name == "ray" and cfg.runtime.address is None:

@@ -63,7 +63,7 @@ class VLLMEngine:
         self.sync_bytes: dict[str, int] = {}
         """Of the last weight sync, by agent."""
         self.sync_s: dict[str, float] = {}
-        """Seconds of the last weight sync, until the last replica served it."""
+        """Seconds of the last `update_weights`, until the last replica served it."""
         self.restarts: list[str] = []
         """Why each replaced replica was replaced."""
         self._versions = {agent_id: policy_version for group in groups for agent_id in group.agents}

@@ -42,7 +42,8 @@ class ServedWeights:
         self._tolerances = tolerances
         self._keeps = staged
         self._staged: dict[int, dict[str, PushedWeights]] = {}
-        self._began: dict[str, float] = {}
+        self._under_way: set[str] = set()
+        self._began = 0.0
         self._resting = False
         self._sync_s = 0.0
 
@@ -60,7 +61,9 @@ class ServedWeights:
     def make_room(self, agent_id: str) -> list[Any]:
         """Readies the agent's engines for weights that go straight to them; returns their actors."""
         assert isinstance(self._engine, DirectEngine)
-        self._began[agent_id] = time.monotonic()
+        if not self._under_way:
+            self._began = time.monotonic()
+        self._under_way.add(agent_id)
         if self._resting:
             self._engine.wake(agent_id, ["weights"])
         return self._engine.actors(agent_id)
@@ -75,7 +78,9 @@ class ServedWeights:
         if self._resting:
             self._engine.wake(agent_id, ["kv_cache"])
         self._check(agent_id, PushedWeights(version=version, tensors=None, fingerprint=fingerprint))
-        self._sync_s += time.monotonic() - self._began.pop(agent_id)
+        self._under_way.remove(agent_id)
+        if not self._under_way:  # agents send side by side: their time counts once
+            self._sync_s += time.monotonic() - self._began
 
     def rest(self) -> None:
         """Lets an engine that shares GPUs with Trainers free its memory until the next `serve`."""

@@ -215,6 +215,6 @@ def _task(table: TableTask) -> Task:
         "type": spec.kind,
         "table_kind": table.kind,
         "sample": table.sample,
-        "data": table.fingerprint,
+        "table_fingerprint": table.fingerprint,
     }
     return Task(id=f"table-{table.name}", kind=f"tables/{spec.kind}", prompt=table.text, metadata=metadata)

@@ -62,6 +62,20 @@ def metric_lines(folder):
     return [{key: value for key, value in line.items() if key != "timing_s"} for line in lines]
 
 
+def test_a_resume_on_changed_problems_is_refused_before_it_touches_the_run(tmp_path):
+    rows = [{"id": str(i), "prompt": f"Ann has {i} pens, buys 2. How many?", "answer": i + 2} for i in range(12)]
+    (tmp_path / "problems.json").write_text(json.dumps(rows))
+    task = ("task=math_file", f"task.path={tmp_path / 'problems.json'}", "datamodule.val_limit=1")
+    run = tmp_path / "run"
+    run_fit(run, *task, "trainer.max_steps=1")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    rows[3]["answer"] = 6
+    (tmp_path / "problems.json").write_text(json.dumps(rows))
+    with pytest.raises(ConfigError, match=r"the (train|selection) split has other tasks since the run began"):
+        resume(run, *task, "trainer.max_steps=2")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_what_a_resume_changes_holds_for_the_next_one(tmp_path):
     run = tmp_path / "run"
     stop = (f"+callbacks.stop._target_={probes.__name__}.SignalSelf", "+callbacks.stop.step=1")

@@ -159,7 +159,7 @@ def test_a_report_problem_that_was_selected_on_is_refused():
 def test_tables_with_the_same_text_are_told_apart_by_their_files():
     class Tables(Splits):
         def tasks(self, split):
-            return [replace(task, metadata={"data": data}) for task, data in self._prompts[split]]
+            return [replace(task, metadata={"table_fingerprint": data}) for task, data in self._prompts[split]]
 
     def task(name):
         return Task(id=name, kind="x", prompt="Predict rent.")

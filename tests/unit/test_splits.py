@@ -26,6 +26,7 @@ def test_ids_are_kept_in_order_and_the_same_tasks_pass(tmp_path):
         (TASKS[:2], "the train split has 2 tasks instead of 3"),
         ([*TASKS[:2], replace(TASKS[2], prompt="9?")], "the train split has other tasks"),
         ([*TASKS[:2], replace(TASKS[2], reference="9")], "the train split has other tasks"),
+        ([*TASKS[:2], replace(TASKS[2], metadata={"stratum": "9"})], "the train split has other tasks"),
         (TASKS[::-1], "the train split has other tasks"),
     ],
 )
