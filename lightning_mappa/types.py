@@ -187,6 +187,8 @@ class Verdict:
     coach: str
     raw_score: float | None = None
     """Before caps and corrections; None when equal to `score` or missing."""
+    unjudgeable: bool = False
+    """Missing because there is nothing to judge, by no fault of the coach's: it counts in no rate of missing ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,11 +289,8 @@ class ExperienceBatch:
         """The rows in the order given, trimmed to their longest sequence."""
         index = torch.as_tensor(list(rows), dtype=torch.long, device=self.input_ids_BT.device)
         length = int(self.attention_mask_BT[index].sum(1).max()) if len(rows) else 0
-        tensors = {
-            name: value[index, :length]
-            for name, value in vars(self).items()
-            if name.endswith("_BT") and isinstance(value, Tensor)
-        }
+        given = {name: value for name, value in vars(self).items() if name.endswith("_BT") and value is not None}
+        tensors = {name: value[index, :length] for name, value in given.items()}
         return ExperienceBatch(
             step=self.step, experiences=[self.experiences[i] for i in rows], kl_coef=self.kl_coef, **tensors
         )

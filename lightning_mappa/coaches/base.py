@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -254,6 +254,12 @@ async def verdicts_of(asked: Sequence[Coroutine[Any, Any, Verdict]]) -> list[Ver
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def unjudgeable(verdicts: Iterable[Verdict]) -> bool:
+    """Whether those of the verdicts that are missing are so by no fault of their coaches, and some are."""
+    absent = [verdict for verdict in verdicts if verdict.score is None]
+    return bool(absent) and all(verdict.unjudgeable for verdict in absent)
 
 
 def rescored(verdict: Verdict, score: float, reason: str) -> Verdict:

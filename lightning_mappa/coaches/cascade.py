@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from lightning_mappa.coaches.base import Coach, ask, share_budget
+from lightning_mappa.coaches.base import Coach, ask, share_budget, unjudgeable
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -65,6 +66,5 @@ def _after(before: Sequence[Verdict], verdict: Verdict) -> Verdict:
     if not before:
         return verdict
     path = ", ".join(f"{v.coach} {'missing' if v.score is None else format(v.score, 'g')}" for v in before)
-    return Verdict(
-        score=verdict.score, reason=f"after {path}: {verdict.reason}", coach=verdict.coach, raw_score=verdict.raw_score
-    )
+    nothing = verdict.score is None and unjudgeable((*before, verdict))
+    return replace(verdict, reason=f"after {path}: {verdict.reason}", unjudgeable=nothing)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Literal, get_args
 
-from lightning_mappa.coaches.base import Coach, ask, share_budget, verdicts_of
+from lightning_mappa.coaches.base import Coach, ask, share_budget, unjudgeable, verdicts_of
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.types import Episode, Verdict
 
@@ -67,7 +68,8 @@ class EnsembleCoach:
         given = [(verdict.score, verdict) for verdict in verdicts if verdict.score is not None]
         if not given:
             reasons = sorted({verdict.reason for verdict in verdicts})
-            return self._missing(f"none of {len(verdicts)} verdicts has a score: {'; '.join(reasons)}")
+            missing = self._missing(f"none of {len(verdicts)} verdicts has a score: {'; '.join(reasons)}")
+            return replace(missing, unjudgeable=unjudgeable(verdicts))
         scores = sorted(score for score, _ in given)
         shown = " ".join(f"{score:g}" for score in scores)
         spread = f"spread {scores[-1] - scores[0]:g} ({shown}), {len(verdicts) - len(given)} missing"

@@ -158,7 +158,7 @@ class LLMCoach:
         self._faults.see(episode, index)
         reason = not_judged(episode.actions[index])
         if reason is not None:
-            return Verdict(score=None, reason=reason, coach=self.name)
+            return Verdict(score=None, reason=reason, coach=self.name, unjudgeable=True)
         readings = await self._loop.run(self._readings_with(episode, index))
         reading = readings.by_index[index]
         self._watch.see(reading, readings.model)

@@ -44,7 +44,8 @@ reference instead; 8 states no number where there was none; 1 otherwise |
 
     async def score(self, episode: Episode, index: int) -> Verdict:
         score, reason = judge(episode, index)
-        return Verdict(score=score, reason=reason, coach=self.name)
+        nothing = score is None and reason != _NO_REFERENCE  # which is the choice of coach and task
+        return Verdict(score=score, reason=reason, coach=self.name, unjudgeable=nothing)
 
 
 Judgement = tuple[float | None, str]

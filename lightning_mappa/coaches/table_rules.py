@@ -37,6 +37,7 @@ failed; or the episode was cut before the agent was done | missing; no code stay
 
     A file of no bytes is not there. What is in a file is not looked at: a fault inside of one shows where the next
     agent's program fails or the hand-in is refused. How good predictions are is left to `caps.CappedCoach`.
+    A missing verdict says that there is nothing to judge.
 
     Args:
         stages: agent id → `needs` and `makes`, as the workflow has them.
@@ -52,7 +53,7 @@ failed; or the episode was cut before the agent was done | missing; no code stay
 
     async def score(self, episode: Episode, index: int) -> Verdict:
         score, reason = judge_step(episode, index, self._stages, self._hand_in)
-        return Verdict(score=score, reason=reason, coach=self.name)
+        return Verdict(score=score, reason=reason, coach=self.name, unjudgeable=score is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,8 @@ class Watch:
 class MissingWatch:
     """Ends the run when more than `max_rate` (0 … 1) of the last `window` verdicts are missing.
 
-    A verdict is what a whole coach says of one action, whatever it is made of. Actions that no coach can judge
-    (`not_judged`) do not count.
+    A verdict is what a whole coach says of one action, whatever it is made of. Actions of which there is nothing to
+    judge do not count: no coach can (`not_judged`), or the coach says so (`Verdict.unjudgeable`).
     """
 
     def __init__(self, max_rate: float = 0.2, window: int = 32) -> None:
@@ -61,7 +61,7 @@ class MissingWatch:
 
     def see(self, action: Action, verdict: Verdict) -> None:
         """Raises `CoachError` when too many of the last verdicts are missing."""
-        if not_judged(action) is not None:
+        if not_judged(action) is not None or (verdict.score is None and verdict.unjudgeable):
             return
         self._missing.append(verdict.score is None)
         missing = sum(self._missing)

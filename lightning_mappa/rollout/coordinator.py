@@ -239,7 +239,8 @@ class RolloutCoordinator:
         """When it ends the run, calls in flight are booked first: they are paid for."""
         try:
             verdict = await self._asked(episode, index)
-            if self._missing_watch is not None:
+            # Of what was cut short there may be nothing to judge, and not every coach can say so.
+            if self._missing_watch is not None and episode.status is not EpisodeStatus.FAILED:
                 self._missing_watch.see(episode.actions[index], verdict)
             return verdict
         except CoachError as error:

@@ -15,15 +15,17 @@ from lightning_mappa.coaches.guard import BudgetGuard
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.coaches.stateful import CalibratedCoach
+from lightning_mappa.coaches.table_rules import TableRulesCoach
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.testing import ScriptedCoach
-from lightning_mappa.types import ActionStatus, ToolResult, ToolStatus, Verdict
+from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, Task, ToolResult, ToolStatus, Verdict
 from tests.fake_messages_api import MODEL, Answer, Call, message, verdict
 from tests.unit.coaches.calls import PRICES
+from tests.unit.coaches.test_table_rules import STAGES, TASK, program
 from tests.unit.factories import make_action
 from tests.unit.rollout.test_coach_overlap import TwoActions
-from tests.unit.rollout.test_coordinator import TASKS, collect, make
+from tests.unit.rollout.test_coordinator import TASKS, OneAgent, collect, make
 
 GIVEN = Verdict(score=7.0, reason="", coach="c")
 MISSING = Verdict(score=None, reason="no reply", coach="c")
@@ -62,6 +64,9 @@ def test_what_no_coach_can_judge_does_not_count():
     watch = MissingWatch(0, 1)
     watch.see(make_action(status=ActionStatus.PROMPT_TOO_LONG), MISSING)
     watch.see(make_action(tool_results=(ToolResult(status=ToolStatus.SANDBOX_ERROR),)), MISSING)
+    watch.see(make_action(), replace(MISSING, unjudgeable=True))
+    with pytest.raises(CoachError):
+        watch.see(make_action(), MISSING)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,84 @@ def test_the_rules_count_where_there_is_nothing_to_check_against():
     tasks = [replace(task, reference="no integer") for task in TASKS]
     with pytest.raises(CoachError, match=r"verdicts are missing.*no reference in integers"):
         collect(make(TwoActions(), RulesCoach(), missing=MissingWatch(0.25, 8)), tasks=tasks)
+
+
+BROKEN = (ToolResult(status=ToolStatus.SANDBOX_ERROR),)
+SUM = Task(id="t", kind="test", prompt="1 + 2?", reference="3")
+BY_RULES = {
+    "cut before the agent was done": (
+        TableRulesCoach(STAGES),
+        Episode(id="e", task=TASK, actions=(program("engineer"),), status=EpisodeStatus.FAILED),
+    ),
+    "no part in the stages": (TableRulesCoach(STAGES), Episode(id="e", task=TASK, actions=(program("critic"),))),
+    "sandbox broken upstream, of files": (
+        TableRulesCoach(STAGES),
+        Episode(
+            id="e",
+            task=TASK,
+            actions=(program("engineer", status=ToolStatus.SANDBOX_ERROR), replace(program("modeler"), index=1)),
+        ),
+    ),
+    "sandbox broken upstream, of numbers": (
+        RulesCoach(),
+        Episode(
+            id="e",
+            task=SUM,
+            actions=(
+                make_action(agent_id="a", tool_results=BROKEN),
+                make_action(agent_id="b", index=1, text="\\boxed{5}"),
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda coach: coach,
+        lambda coach: EnsembleCoach([coach, coach]),
+        lambda coach: CascadeCoach([seven(), coach]),
+        CalibratedCoach,
+        ShuffledCoach,
+    ],
+    ids=["one", "ensemble", "cascade", "calibrated", "shuffled"],
+)
+@pytest.mark.parametrize(("rules", "episode"), BY_RULES.values(), ids=BY_RULES.keys())
+def test_where_rules_find_nothing_to_judge_no_coach_made_of_them_is_at_fault(rules, episode, around):
+    index = len(episode.actions) - 1
+    verdict = asyncio.run(around(rules).score(episode, index))
+    assert (verdict.score, verdict.unjudgeable) == (None, True)
+    MissingWatch(0, 1).see(episode.actions[index], verdict)
+
+
+class FailsHalfway(OneAgent):
+    """In every episode but the last."""
+
+    async def run(self, task, agents):
+        text = (await agents["a"].act(task, ())).text
+        if task is not TASKS[-1]:
+            raise RuntimeError("broken")
+        return text
+
+
+def test_in_episodes_that_failed_nobody_has_to_know_what_to_judge():
+    def only_complete(episode, index):
+        return None if episode.status is EpisodeStatus.FAILED else 7.0
+
+    rollout = collect(make(FailsHalfway(), ScriptedCoach(only_complete), missing=MissingWatch(0, 1)))
+    assert [scored.verdicts[0].score for scored in rollout.episodes] == [None] * 6 + [7.0] * 2
+    with pytest.raises(CoachError):
+        collect(make(FailsHalfway(), silent(), missing=MissingWatch(0, 1)))
+
+
+@pytest.mark.parametrize("kind", [EnsembleCoach, CascadeCoach])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_failure_beside_rules_that_find_nothing_to_judge_is_a_failure(kind, turned):
+    rules, episode = BY_RULES["no part in the stages"]
+    parts = [rules, silent()]
+    verdict = asyncio.run(kind(parts[::-1] if turned else parts).score(episode, 0))
+    assert (verdict.score, verdict.unjudgeable) == (None, False)
 
 
 @pytest.mark.parametrize(
