@@ -19,7 +19,7 @@ from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.build import READ_BY_THE_RUN, locate
 from lightning_mappa.coaches.prompt import read_rubric
 
-VERSION = 2
+VERSION = 3
 """Of the audit: one more whenever it asks or judges otherwise."""
 
 _COACHES = "lightning_mappa.coaches."

@@ -10,15 +10,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
-from lightning_mappa.audit.audit import ASKED_ONCE, audit_coach, require_audit
+from lightning_mappa.audit.audit import ASKED_ONCE, audit_coach, require_audit, require_verdicts
 from lightning_mappa.audit.case_sets import CASES, case_set
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.digest import audit_digest
+from lightning_mappa.audit.watched import max_missing_rate, missing_watch, not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import (
     Coach,
     SharesBudget,
-    accounts,
     bind_accounts,
     check_coach,
     close_coach,
@@ -44,8 +44,9 @@ def require_floor(cfg: DictConfig) -> None:
     the books of the audit and not in the run's: `coach.audit_budget_usd` and `coach.audit_budget_calls` cap them.
 
     Raises:
-        CoachError: its blame accuracy is below the floor, it follows injections or pays for padding; or the audit's
-            caps, or the coach's own, do not last for the audit.
+        CoachError: its blame accuracy is below the floor, it follows injections or pays for padding. Or the audit's
+            caps, or the coach's own, do not last for the audit, or too many verdicts are missing: nothing is
+            remembered of the coach then, and the next run goes on with the audit.
         ConfigError: a floor, a cap or a number of cases that cannot be; no cases for the workflow.
         InfrastructureError: another run's audit of the same coach took longer than `runtime.deadline_s`.
     """
@@ -59,18 +60,22 @@ def require_floor(cfg: DictConfig) -> None:
     name = case_set(cfg)
     cases = CASES[name](cfg.seed, n_cases)
     folder = cache_root() / "audits" / audit_digest(cfg.coach, cases)
-    report = _known(folder / REPORT) or _audited_once(cfg, folder, cases)
+    report = _known(cfg, folder) or _audited_once(cfg, folder, cases)
     figure = report["figures"]["blame_accuracy"]
     command = f"mappa audit cases={name} n_cases={n_cases} seed={cfg.seed}, with the same coach=… and coach.KEY=…"
-    require_audit(report, floor, f" (coach.min_audit); see {folder / REPORT}, or run: {command}")
+    advice = f" (coach.min_audit); see {folder / REPORT}, or run: {command}"
+    require_audit(report, floor, advice, max_missing=max_missing_rate(cfg.coach))
     print(f"coach {report['coach']} blames the right agent in {figure['value']:.3f} of {figure['n']} audit cases")
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def _known(cfg: DictConfig, folder: Path) -> dict[str, Any] | None:
+    """None too where a run that allowed for more missing verdicts has left a report that is none for this one."""
     try:
-        return read_json(path)
-    except DataError:
+        report = read_json(folder / REPORT)
+        require_verdicts(report, max_missing_rate(cfg.coach))
+    except (DataError, CoachError):
         return None
+    return report
 
 
 def _audited_once(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> dict[str, Any]:
@@ -87,7 +92,7 @@ def _audited_once(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> 
     except OSError as error:
         raise InfrastructureError(f"cannot write {folder}: {error.strerror or error}") from error
     try:
-        return _known(folder / REPORT) or _audited(cfg, folder, cases)
+        return _known(cfg, folder) or _audited(cfg, folder, cases)
     finally:
         lock.release()
 
@@ -98,18 +103,18 @@ def _audited(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> dict[
     async def ask() -> dict[str, Any]:
         await check_coach(coach)
         bind_accounts(coach, folder)
-        return await audit_coach(coach, cases, seed=cfg.seed, names=ASKED_ONCE)
+        return await audit_coach(coach, cases, seed=cfg.seed, names=ASKED_ONCE, watch=missing_watch(cfg.coach))
 
     try:
         _share_caps(cfg, coach)
         try:
             report = asyncio.run(ask())
+            require_verdicts(report, max_missing_rate(cfg.coach))
         except CoachError as error:
-            calls, reason = accounts(coach).get("calls", 0), str(error).partition("; go on with")[0]
+            reason = CoachError(str(error).partition("; go on with")[0])
+            ended = not_ended("the audit of coach.min_audit", coach, reason)
             raise CoachError(
-                f"the audit of coach.min_audit has not ended, after {calls} calls: {reason}; what was paid for is "
-                "kept, and the same command goes on with it (caps: coach.audit_budget_usd, coach.audit_budget_calls, "
-                "and the coach's own)"
+                f"{ended} (caps: coach.audit_budget_usd, coach.audit_budget_calls, and the coach's own)"
             ) from error
     finally:
         close_coach(coach)

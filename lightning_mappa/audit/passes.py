@@ -10,6 +10,7 @@ from typing import Any
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.scores import CaseScores, Score
 from lightning_mappa.coaches.base import Coach, ask, coach_state, load_coach_state, shown_to, verdicts_of
+from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.types import Episode, Verdict
 
 N_IN_FLIGHT = 64
@@ -17,8 +18,12 @@ N_IN_FLIGHT = 64
 Asked = tuple[Episode, int]
 
 
-async def score_cases(coach: Coach, cases: Sequence[AuditCase], *, twice: bool = True) -> list[CaseScores]:
+async def score_cases(
+    coach: Coach, cases: Sequence[AuditCase], *, twice: bool = True, watch: MissingWatch | None = None
+) -> list[CaseScores]:
     """Every verdict of the audit, one `CaseScores` per case, in their order; `twice` asks for every action again.
+
+    `watch` sees them over all passes, and raises `CoachError` when too many are missing.
 
     A coach that remembers starts every pass as it was when it came, and ends as it was: no batch is ended, so that
     nothing that it learns in one pass is in the scores of another.
@@ -29,7 +34,7 @@ async def score_cases(coach: Coach, cases: Sequence[AuditCase], *, twice: bool =
 
     async def scores(questions: Sequence[Asked]) -> list[Score]:
         load_coach_state(coach, json.loads(start))
-        return await _scores(coach, questions)
+        return await _scores(coach, questions, watch)
 
     try:
         first = iter(await scores(asked))
@@ -54,13 +59,16 @@ def _next(scores: Any, case: AuditCase) -> tuple[Score, ...]:
     return tuple(next(scores) for _ in case.episode.actions)
 
 
-async def _scores(coach: Coach, asked: Sequence[Asked]) -> list[Score]:
+async def _scores(coach: Coach, asked: Sequence[Asked], watch: MissingWatch | None) -> list[Score]:
     """One score per question, started in order, `N_IN_FLIGHT` at a time."""
     slots = asyncio.Semaphore(N_IN_FLIGHT)
 
-    async def verdict(episode: Episode, index: int) -> Verdict:
+    async def given(episode: Episode, index: int) -> Verdict:
         last_agent_id = episode.actions[-1].agent_id
         async with slots:
-            return await ask(coach, shown_to(coach, episode, index, last_agent_id), index)
+            verdict = await ask(coach, shown_to(coach, episode, index, last_agent_id), index)
+            if watch is not None:
+                watch.see(episode.actions[index], verdict)
+            return verdict
 
-    return [verdict.score for verdict in await verdicts_of([verdict(episode, index) for episode, index in asked])]
+    return [verdict.score for verdict in await verdicts_of([given(episode, index) for episode, index in asked])]
