@@ -17,11 +17,12 @@ from rich.console import Console
 from lightning_mappa.agent_trainer import agent_module
 from lightning_mappa.agents import AgentFacts, agent_facts, load_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
+from lightning_mappa.audit.watched import missing_watch, not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
 from lightning_mappa.config import structured
 from lightning_mappa.datamodules.transcript import RecordedStep, RecordedSteps, step_files
-from lightning_mappa.errors import ConfigError, MappaError
+from lightning_mappa.errors import CoachError, ConfigError, MappaError
 from lightning_mappa.files import write_json
 from lightning_mappa.fit import CREDIT_KEYS
 from lightning_mappa.recoach.figures import advantage_figures, verdict_figures
@@ -67,7 +68,8 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: nothing differs from the run, or something does that changes nothing here (`overrides`); there is
             a report of that name, or no transcripts.
         DataError: a damaged transcript.
-        CoachError: the new coach's budget is spent, or too many of its verdicts are missing.
+        CoachError: the new coach's budget is spent, or too many of its verdicts are missing
+            (`coach.max_missing_rate`); there is no report then.
     """
     folder = RunFolder.open(Path(cfg.run))
     recorded = structured(folder.config())
@@ -106,6 +108,8 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
                 "accounts": dict(accounts(coach)) if asks else {},
             }
             write_json(path, report)
+    except CoachError as error:
+        raise not_ended("recoach", coach, error) from error
     finally:
         close_coach(coach)
     show(report, Console())
@@ -119,10 +123,11 @@ async def _both_sides(cfg: DictConfig, recorded: DictConfig, folder: RunFolder, 
     steps = RecordedSteps(folder.path)
     files = step_files(folder.path)
     sides = _Sides(keys={agent_id: [] for agent_id in cfg.agents})
+    watch = missing_watch(cfg.coach)
     limit = len(steps) if cfg.recoach.max_steps is None else cfg.recoach.max_steps
     for number in list(steps)[:limit]:
         step, before = steps[number], read_episodes(files[number])
-        after = before if coach is None else await rescored(coach, before, last_agent_id(workflow))
+        after = before if coach is None else await rescored(coach, before, last_agent_id(workflow), watch)
         new_step = recredited(step, after, _reward_settings(cfg))
         _add(sides, before, after)
         sides.recorded_advantages |= advantages(step, _credit_settings(recorded))

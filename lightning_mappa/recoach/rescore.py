@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from lightning_mappa.algorithm.advantages import ActionRow, CreditSettings, action_advantage, credit
 from lightning_mappa.algorithm.rewards import action_reward
+from lightning_mappa.audit.watched import halted_on_failure
 from lightning_mappa.coaches.base import Coach, ask, end_batch, shown_to, verdicts_of
+from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.datamodules.transcript import RecordedStep
 from lightning_mappa.errors import MappaError
 from lightning_mappa.rollout.ledger import RewardSettings, masked_before_credit
@@ -15,15 +17,24 @@ from lightning_mappa.types import ActionKey, Episode, Experience, MaskReason, Sc
 
 
 async def rescored(
-    coach: Coach, episodes: Sequence[ScoredEpisode], last_agent_id: str | None
+    coach: Coach, episodes: Sequence[ScoredEpisode], last_agent_id: str | None, watch: MissingWatch | None = None
 ) -> tuple[ScoredEpisode, ...]:
     """The episodes of one step with the coach's verdicts; it is shown of them what a rollout would show it.
 
     Verdicts are asked for in the order of episodes and actions, and to the coach they are one batch. One that raises
-    is missing, as in a rollout; `CoachError` and the like pass.
+    is missing, as in a rollout; `CoachError` and the like pass. `watch` raises one when too many are missing. Whatever
+    it is that fails, calls in flight are booked first.
     """
     asked = [(scored.episode, action.index) for scored in episodes for action in scored.episode.actions]
-    verdicts = iter(await verdicts_of([_verdict(coach, episode, index, last_agent_id) for episode, index in asked]))
+
+    async def watched(episode: Episode, index: int) -> Verdict:
+        verdict = await _verdict(coach, episode, index, last_agent_id)
+        if watch is not None:
+            watch.see(episode.actions[index], verdict)
+        return verdict
+
+    async with halted_on_failure(coach):
+        verdicts = iter(await verdicts_of([watched(episode, index) for episode, index in asked]))
     end_batch(coach)
     return tuple(replace(scored, verdicts=tuple(next(verdicts) for _ in scored.episode.actions)) for scored in episodes)
 

@@ -176,3 +176,26 @@ def test_a_coach_that_is_paid_for_has_a_log_of_its_own_and_pays_once(run, monkey
     outcomes = [json.loads(line)["outcome"] for line in (started / LOG).read_text().splitlines()]
     assert outcomes.count(CallOutcome.PAID) == asked
     assert not (run / LOG).exists()
+
+
+def test_an_outage_leaves_no_report_and_a_second_attempt_goes_on_with_what_was_paid(run, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    replies = 10
+
+    def answer(call: Call) -> Answer:
+        nonlocal replies
+        replies -= 1
+        return score(call) if replies >= 0 else Answer(status=529, body={"type": "error"})
+
+    with FakeMessagesAPI(answer) as api:
+        options = ("coach=anthropic", f"coach.provider.base_url={api.url}", "coach.max_attempts=1")
+        options += ("recoach.name=outage", "recoach.update_steps=0", "coach.max_concurrency=2")
+        with pytest.raises(CoachError, match=r"^recoach has not ended, after \d+ calls: 7 of the last "):
+            again(run, *options)
+        assert not (run / "recoach-outage.json").exists()
+        replies = 1000
+        report = again(run, *options)
+    asked = sum(figures["verdicts"]["actions"] for figures in report["agents"].values())
+    assert 1000 - replies == asked - 10
+    outcomes = [json.loads(line)["outcome"] for line in (run / "recoach-outage" / LOG).read_text().splitlines()]
+    assert outcomes.count(CallOutcome.PAID) == asked

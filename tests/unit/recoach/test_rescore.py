@@ -10,6 +10,7 @@ import torch
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.coaches.shuffled import ShuffledCoach
+from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.datamodules.transcript import RecordedSteps
 from lightning_mappa.errors import CoachError
 from lightning_mappa.recoach.figures import advantage_figures, correlations, verdict_figures
@@ -113,6 +114,35 @@ def test_another_credit_mode_moves_advantages_and_no_verdict(run):
     assert solver["masked"] == {"recorded": 0, "new": 1}
     assert verifier["pearson"] == pytest.approx(1)  # its actions are the last
     assert verifier["sign_flips"] == 0
+
+
+@pytest.mark.parametrize("n_given", [0, 12, 40])
+def test_too_many_lost_verdicts_end_it_from_whichever_on(run, n_given):
+    asked = 0
+
+    def say(episode, index):
+        nonlocal asked
+        asked += 1
+        return 7.0 if asked <= n_given else None
+
+    with pytest.raises(CoachError, match=rf"^5 of the last {min(n_given + 5, 20)} verdicts are missing"):
+        asyncio.run(rescored(ScriptedCoach(say), run.episodes, "verifier", MissingWatch(0.2, 20)))
+    asyncio.run(rescored(ScriptedCoach(say), run.episodes, "verifier"))  # without a watch
+
+
+def test_what_is_under_way_is_booked_when_it_fails(run):
+    halted = []
+
+    class Halted(ScriptedCoach):
+        async def halt(self, reason):
+            halted.append(reason)
+
+    def fail(episode, index):
+        raise CoachError("spent")
+
+    with pytest.raises(CoachError, match="spent"):
+        asyncio.run(rescored(Halted(fail), run.episodes, "verifier"))
+    assert halted == ["spent"]
 
 
 def test_a_verdict_that_is_lost_masks_its_action_and_one_that_comes_frees_it(run):
