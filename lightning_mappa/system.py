@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from lightning_mappa.agents import AgentFacts, LoadedAgent, Model, with_adapter
 from lightning_mappa.build import build
+from lightning_mappa.closing import close_all
 from lightning_mappa.coaches.base import Coach, with_parts
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import ConfigError
@@ -54,10 +55,7 @@ class Environment:
 
     def close(self) -> None:
         """Ends the threads, processes and connections of task source, tools and coach."""
-        for part in (self.source, *self.tools.values(), *with_parts(self.coach)):
-            close = getattr(part, "close", None)
-            if close is not None:
-                close()
+        close_all((self.source, *self.tools.values(), *with_parts(self.coach)))
 
 
 def quiet_libraries() -> None:

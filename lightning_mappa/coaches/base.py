@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from lightning_mappa.algorithm.rewards import SCORE_RANGE
+from lightning_mappa.closing import close_all
 from lightning_mappa.coaches.budget import Budget
 from lightning_mappa.types import Action, ActionStatus, Episode, EpisodeStatus, ToolStatus, Verdict
 
@@ -58,10 +59,7 @@ async def check_coach(coach: Coach) -> None:
 
 def close_coach(coach: Coach) -> None:
     """Ends the threads and connections of the coach and its parts."""
-    for part in with_parts(coach):
-        close = getattr(part, "close", None)
-        if close is not None:
-            close()
+    close_all(with_parts(coach))
 
 
 @runtime_checkable

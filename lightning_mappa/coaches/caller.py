@@ -26,6 +26,7 @@ _FIRST_WAIT_S = 0.5
 _SAME_REFUSALS = 3
 """So many calls in a row that are refused for one reason are no fault of the calls."""
 _LEAST_SHARE = 0.1
+_BOOKING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +100,18 @@ class Caller:
 
     async def halt(self, reason: str) -> None:
         """No later call leaves, and each raises `CoachError` with `reason`. Returns when those in flight are booked;
-        they go on where it is cancelled."""
+        they go on where it is cancelled. One that takes longer than an attempt may, as while an engine starts, is cut
+        and booked with the most that it can have cost."""
         self._stopped = self._stopped or reason
         for attempt in self._open - self._in_flight:
             attempt.cancel()
         if self._open:
-            await asyncio.wait(set(self._open))
+            await asyncio.wait(set(self._open), timeout=self._policy.timeout_s + _BOOKING_S)
+        late = set(self._open)
+        for attempt in late:
+            attempt.cancel()
+        if late:
+            await asyncio.wait(late, timeout=_BOOKING_S)
 
     async def drain(self) -> None:
         """Returns when the calls in flight are booked; until then no other leaves."""

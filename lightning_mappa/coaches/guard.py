@@ -175,7 +175,8 @@ class BudgetGuard:
         `calls` were sent, `failed` of them without an answer, `calls_lost_in_flight` when their process was killed;
         `cached` and `logged` cost nothing. `usd` is None without prices; `usd_unsettled` of it are the most that calls
         can have cost which failed and may be billed, which were lost in flight (`usd_lost_in_flight` of them), or
-        whose reply came without a count of tokens.
+        whose reply came without a count of tokens. `usd_in_flight` come on top of `usd`: the most that calls will cost
+        which have not ended.
         `latency_p50_s` (seconds) is None without an answer.
         """
         known = self._prices is not None
@@ -188,6 +189,7 @@ class BudgetGuard:
             "usd": float(self._budget.spent_usd) if known else None,
             "usd_unsettled": float(self._unsettled) if known else None,
             "usd_lost_in_flight": float(self._lost_usd) if known else None,
+            "usd_in_flight": float(self._budget.committed_usd - self._budget.spent_usd) if known else None,
             "tokens": dict(self._tokens),
             "latency_p50_s": median(self._latencies) if self._latencies else None,
         }

@@ -28,6 +28,8 @@ from lightning_mappa.types import Action, Episode, Verdict
 
 TOKENS_PER_STEP = 200
 """More tokens of a reply for every further step that it judges."""
+_CLOSE_S = 60.0
+"""For engines of the provider's own, which take a while to end."""
 MOST_REPLAYS = 1000
 """Of replies to one case that gave no score; no log holds so many."""
 
@@ -125,8 +127,7 @@ class LLMCoach:
         policy = RetryPolicy(
             deadline_s=deadline_s, timeout_s=timeout_s, max_attempts=max_attempts, max_wait_s=max_wait_s
         )
-        self._close_s = timeout_s + 60.0
-        """For attempts in flight, and for engines of its own, which take a while to end."""
+        self._drain_s = timeout_s + 30.0
         self._caller = Caller(provider, policy, Pace(max_concurrency, requests_per_minute, tokens_per_minute), guard)
         self._watch = Watch()
         self._loop = LoopThread(f"coach {self.name}")
@@ -189,7 +190,7 @@ class LLMCoach:
 
     def close(self) -> None:
         """Ends the thread and the connections, once the calls in flight have ended and are booked."""
-        self._loop.close(self._provider.close(), self._close_s, first=self._caller.drain())
+        self._loop.close(self._provider.close(), _CLOSE_S, first=self._caller.drain(), first_s=self._drain_s)
 
     async def _readings_with(self, episode: Episode, index: int) -> Readings:
         """Those of one call with the action among them; a batched one is shared with the episode's other actions."""

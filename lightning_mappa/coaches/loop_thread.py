@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_CANCEL_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class LoopThread:
@@ -28,8 +32,13 @@ class LoopThread:
         timeout_s: float = 10.0,
         *,
         first: Coroutine[Any, Any, None] | None = None,
+        first_s: float = 10.0,
     ) -> None:
-        """Runs `first` there, cancels what is under way, runs `last` and ends the thread. Closing twice is fine."""
+        """Runs `first` there, cancels what is under way, runs `last` and ends the thread. Closing twice is fine.
+
+        `first` is cut after `first_s`, `last` runs all the same, and is no longer waited for after `timeout_s`: a
+        warning says so. Raises what `last` raises.
+        """
         if self._loop is None or self._thread is None:
             last.close()
             if first is not None:
@@ -37,12 +46,16 @@ class LoopThread:
             return
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
+        ending = asyncio.run_coroutine_threadsafe(_finish(first, first_s, last, timeout_s, self._name), loop)
         try:
-            asyncio.run_coroutine_threadsafe(_finish(first, last), loop).result(timeout_s)
+            ending.result(first_s + _CANCEL_S + timeout_s + _CANCEL_S)
+        except TimeoutError:  # something blocks the loop itself
+            _log.warning("%s does not end", self._name)
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(timeout_s)
-            loop.close()
+            thread.join(_CANCEL_S)
+            if not thread.is_alive():
+                loop.close()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -52,11 +65,21 @@ class LoopThread:
         return self._loop
 
 
-async def _finish(first: Coroutine[Any, Any, None] | None, last: Coroutine[Any, Any, None]) -> None:
+async def _finish(
+    first: Coroutine[Any, Any, None] | None, first_s: float, last: Coroutine[Any, Any, None], last_s: float, name: str
+) -> None:
     if first is not None:
-        await first
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(first, first_s)
+    others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await last
+    if others:
+        await asyncio.wait(others, timeout=_CANCEL_S)
+    ending = asyncio.ensure_future(last)
+    await asyncio.wait((ending,), timeout=last_s)
+    if ending.done():
+        ending.result()
+    else:
+        ending.cancel()
+        _log.warning("%s has not ended within %g s", name, last_s)

@@ -181,6 +181,7 @@ def test_a_second_run_is_free_with_a_cache(tmp_path):
         "usd": 0.0,
         "usd_unsettled": 0.0,
         "usd_lost_in_flight": 0.0,
+        "usd_in_flight": 0.0,
         "tokens": {},
         "latency_p50_s": None,
     }
