@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.audit.floor import require_floor
-from lightning_mappa.coaches.base import Coach, bind_accounts, learns_from_batches
+from lightning_mappa.coaches.base import Coach, bind_accounts, halt_coach, learns_from_batches
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted, RankLost
 from lightning_mappa.export import export_agents, joint_selection
@@ -47,6 +48,9 @@ CREDIT_KEYS = (
     "norm_scope",
     "norm_unit",
 )
+
+_SETTLE_S = 600.0
+"""A coach ends its calls by itself, within the time of one attempt; this is for one that does not."""
 
 
 def fit(cfg: DictConfig) -> dict[str, Any]:
@@ -149,10 +153,10 @@ def _fit(
                 place.train(board, folder, checkpoint, driver.drive)
             except BaseException as error:
                 record.use(place.usage(), restarts=restarts)
-                record.write_summary(status=f"{type(error).__name__}: {error}", selected_version=None)
+                _sum_up(record, coach, status=f"{type(error).__name__}: {error}", selected_version=None)
                 raise
         record.use(place.usage(), restarts=restarts)
-        return _conclude(cfg, folder, record, place, stopped=driver.stopped)
+        return _conclude(cfg, folder, record, coach, place, stopped=driver.stopped)
 
 
 def _check_coach(cfg: DictConfig, coach: Coach) -> None:
@@ -162,10 +166,14 @@ def _check_coach(cfg: DictConfig, coach: Coach) -> None:
         raise ConfigError(f"runtime.max_staleness is {staleness}; allowed with a coach that learns from batches: 0")
 
 
-def _conclude(cfg: DictConfig, folder: RunFolder, record: RunRecord, place: Place, *, stopped: bool) -> dict[str, Any]:
+def _conclude(
+    cfg: DictConfig, folder: RunFolder, record: RunRecord, coach: Coach, place: Place, *, stopped: bool
+) -> dict[str, Any]:
     place.close()  # what the Trainers and engines hold is not needed any more
     selection = joint_selection(folder, [agent_id for agent_id, facts in place.facts.items() if facts.trained])
-    summary = record.write_summary(
+    summary = _sum_up(
+        record,
+        coach,
         status="preempted" if stopped else "done",
         selected_version=None if selection is None else selection.version,
     )
@@ -174,6 +182,17 @@ def _conclude(cfg: DictConfig, folder: RunFolder, record: RunRecord, place: Plac
     export_agents(folder, cfg, place.facts, selection)
     print(_last_words(folder, summary))
     return summary
+
+
+def _sum_up(record: RunRecord, coach: Coach, *, status: str, selected_version: int | None) -> dict[str, Any]:
+    """The summary with what the coach's calls in flight have cost. It is written before them, too: who has told the
+    run to stop may not wait for them."""
+    record.write_summary(status=status, selected_version=selected_version)
+    try:
+        asyncio.run(asyncio.wait_for(halt_coach(coach, f"the run has ended: {status}"), _SETTLE_S))
+    except Exception as error:  # What ends the run matters more.
+        warnings.warn(f"calls of the coach may be missing in the summary: {type(error).__name__} {error}", stacklevel=2)
+    return record.write_summary(status=status, selected_version=selected_version)
 
 
 def _last_checkpoint(folder: RunFolder) -> Path | None:

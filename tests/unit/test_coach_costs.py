@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 
 import pytest
 
 from lightning_mappa.coaches.base import accounts, bind_accounts
+from lightning_mappa.coaches.guard import BudgetGuard
+from lightning_mappa.coaches.llm import LLMCoach
 from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
+from lightning_mappa.fit import _sum_up
 from lightning_mappa.progress import RunProgress, step_text
 from lightning_mappa.record import RunRecord
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.testing import ScriptedCoach
+from tests.unit.coaches.calls import PRICES
+from tests.unit.coaches.conftest import make_episode
+from tests.unit.coaches.test_halt import Slow
 
 LINE = {"success": 0.5, "score": {"a": 6.0}, "agents": {}, "episodes": 8, "timing_s": {"rollout": 4.0}}
 
@@ -29,10 +38,13 @@ class PaidCoach(ScriptedCoach):
         return self.figures
 
 
+def record_of(folder, coach):
+    progress = RunProgress(40, enabled=False)
+    return RunRecord(RunFolder(folder), ["a"], progress, max_steps=40, coach=coach, isolation={})
+
+
 def summary(folder, coach, *, closed):
-    record = RunRecord(
-        RunFolder(folder), ["a"], RunProgress(40, enabled=False), max_steps=40, coach=coach, isolation={}
-    )
+    record = record_of(folder, coach)
     record.closed = set(range(closed))
     record.write_summary(status="done", selected_version=None)
     return json.loads((folder / "summary.json").read_text())
@@ -48,6 +60,44 @@ def summary(folder, coach, *, closed):
 )
 def test_the_forecast_comes_with_the_first_step(tmp_path, closed, figures):
     assert summary(tmp_path, PaidCoach(calls=90, usd=0.25), closed=closed)["coach"] == figures
+
+
+def test_the_summary_of_a_run_that_ends_has_what_calls_in_flight_have_cost(tmp_path):
+    """It is there before they have ended, with what they may cost, and again when they have."""
+    guard = BudgetGuard(model="m", prices={"m": PRICES}, budget_usd=1)
+    coach = LLMCoach(Slow(takes_s=0.6), guard=guard)
+    coach.bind(tmp_path)
+    asking = [threading.Thread(target=lambda i=i: _score(coach, f"e{i}"), daemon=True) for i in range(2)]
+    for thread in asking:
+        thread.start()
+    while coach.counts["attempts"] < 2:
+        time.sleep(0.01)
+    written = []
+    record = record_of(tmp_path, coach)
+    write = record.write_summary
+    record.write_summary = lambda **told: written.append(write(**told)) or written[-1]
+    given = _sum_up(record, coach, status="preempted", selected_version=None)
+    coach.close()
+    before, after = (summary["coach"] for summary in written)
+    assert (before["usd"], after["usd"]) == (0.0, 0.003)
+    assert before["usd_in_flight"] >= 0.001
+    assert after["usd_in_flight"] == after["usd_unsettled"] == 0.0
+    assert json.loads((tmp_path / "summary.json").read_text()) == given == written[-1]
+
+
+def test_a_coach_that_cannot_be_halted_in_time_holds_no_summary_back(tmp_path, monkeypatch):
+    class Stuck(PaidCoach):
+        async def halt(self, reason):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr("lightning_mappa.fit._SETTLE_S", 0.1)
+    with pytest.warns(UserWarning, match="calls of the coach may be missing in the summary: TimeoutError"):
+        _sum_up(record_of(tmp_path, Stuck(calls=3)), Stuck(calls=3), status="RankLost: gone", selected_version=None)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "RankLost: gone"
+
+
+def _score(coach, episode_id):
+    asyncio.run(coach.score(make_episode(episode_id=episode_id), 0))
 
 
 def test_dollars_that_are_not_known_are_not_forecast(tmp_path):
