@@ -190,8 +190,14 @@ def build_coordinator(
         workspaces=lambda episode_id: workspaces.open(),
         max_episodes_in_flight=cfg.datamodule.max_episodes_in_flight,
         deadline_s=cfg.runtime.deadline_s,
-        missing=MissingWatch(cfg.coach.get("max_missing_rate", 0.2), cfg.coach.get("missing_window", 32)),
+        missing=_missing_watch(cfg.coach),
     )
+
+
+def _missing_watch(coach: DictConfig) -> MissingWatch | None:
+    """None where one of its keys is null: any number may be missing."""
+    rate, window = coach.get("max_missing_rate", 0.2), coach.get("missing_window", 32)
+    return None if rate is None or window is None else MissingWatch(rate, window)
 
 
 def agent_spec(cfg: DictConfig, environment: Environment, role: str, agent: AgentFacts) -> AgentSpec:

@@ -51,10 +51,10 @@ class MissingWatch:
     """
 
     def __init__(self, max_rate: float = 0.2, window: int = 32) -> None:
-        if not 0 <= max_rate <= 1:
-            raise ConfigError(f"coach.max_missing_rate is {max_rate}; allowed: 0 to 1")
-        if window < 1:
-            raise ConfigError(f"coach.missing_window is {window}; allowed: 1 or more")
+        if isinstance(max_rate, bool) or not isinstance(max_rate, (int, float)) or not 0 <= max_rate <= 1:
+            raise ConfigError(f"coach.max_missing_rate is {max_rate!r}; allowed: 0 to 1, or null")
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise ConfigError(f"coach.missing_window is {window!r}; allowed: 1 or more, or null")
         self._max_rate = max_rate
         self._window = window
         self._missing: deque[bool] = deque(maxlen=window)

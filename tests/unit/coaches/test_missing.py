@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_mappa.coaches.caps import CappedCoach
 from lightning_mappa.coaches.cascade import CascadeCoach
@@ -18,6 +19,7 @@ from lightning_mappa.coaches.stateful import CalibratedCoach
 from lightning_mappa.coaches.table_rules import TableRulesCoach
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import CoachError, ConfigError
+from lightning_mappa.system import _missing_watch
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, Task, ToolResult, ToolStatus, Verdict
 from tests.fake_messages_api import MODEL, Answer, Call, message, verdict
@@ -72,14 +74,28 @@ def test_what_no_coach_can_judge_does_not_count():
 @pytest.mark.parametrize(
     ("rate", "window", "sentence"),
     [
-        (1.5, 10, "coach.max_missing_rate is 1.5; allowed: 0 to 1"),
-        (0.2, 0, "coach.missing_window is 0; allowed: 1 or more"),
+        (1.5, 10, "coach.max_missing_rate is 1.5; allowed: 0 to 1, or null"),
+        ("many", 10, "coach.max_missing_rate is 'many'; allowed: 0 to 1, or null"),
+        (True, 10, "coach.max_missing_rate is True; allowed: 0 to 1, or null"),
+        (float("nan"), 10, "coach.max_missing_rate is nan; allowed: 0 to 1, or null"),
+        ([0.2], 10, "coach.max_missing_rate is [0.2]; allowed: 0 to 1, or null"),
+        (0.2, 0, "coach.missing_window is 0; allowed: 1 or more, or null"),
+        (0.2, 2.5, "coach.missing_window is 2.5; allowed: 1 or more, or null"),
+        (0.2, "wide", "coach.missing_window is 'wide'; allowed: 1 or more, or null"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_sentence(rate, window, sentence):
     with pytest.raises(ConfigError) as refused:
         MissingWatch(rate, window)
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize("key", ["max_missing_rate", "missing_window"])
+def test_null_is_no_watch(key):
+    assert _missing_watch(OmegaConf.create({key: None})) is None
+    assert _missing_watch(OmegaConf.create({})) is not None
+    with pytest.raises(ConfigError, match=rf"coach.{key} is 'x'; allowed"):
+        _missing_watch(OmegaConf.create({key: "x"}))
 
 
 def silent(name: str = "silent") -> ScriptedCoach:
