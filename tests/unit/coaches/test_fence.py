@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,6 +29,33 @@ def test_runs_that_share_replies_share_the_key_and_a_runs_own_comes_first(tmp_pa
     assert fence_key(one, cache) == fence_key(two, cache) == fence_key(cache) == fence_key(one)
     own = fence_key(tmp_path / "three")
     assert fence_key(tmp_path / "three", cache) == own != fence_key(cache)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_runs_that_start_together_on_a_fresh_cache_take_one_key(tmp_path, monkeypatch, links):
+    """Every one has found none, and made its own, before any is written."""
+    runs = 8
+    together, made = threading.Barrier(runs), secrets.token_hex
+
+    def token(size):
+        if links:
+            together.wait(10)
+        return made(size)
+
+    def no_link(source, target):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr("secrets.token_hex", token)
+    if not links:
+        monkeypatch.setattr("os.link", no_link)
+    cache, folders = tmp_path / "cache", [tmp_path / f"run{number}" for number in range(runs)]
+    with ThreadPoolExecutor(runs if links else 1) as workers:
+        keys = list(workers.map(lambda folder: fence_key(folder, cache), folders))
+    assert len(set(keys)) == 1
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(folder / FILE for folder in (cache, *folders))
+    assert {path.read_text() for path in files} == {keys[0].hex()}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
 @pytest.mark.parametrize("damage", ["", "ab", "x" * 64, "0" * 63, "0" * 64 + "\n"])
