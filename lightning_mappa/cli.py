@@ -24,6 +24,7 @@ from lightning_mappa.bounds import CHOICES
 from lightning_mappa.checks import check, check_folders
 from lightning_mappa.config import run_folder_name, structured, unknown_key
 from lightning_mappa.errors import ConfigError, ExitCode, MappaError, NotAvailableError
+from lightning_mappa.saved_config import saved_config
 from lightning_mappa.scale_checks import check_packages
 
 COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -165,8 +166,7 @@ def of_run(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     file = Path(cfg[source]) / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"{source}={cfg[source]} is no run folder: it holds no config.yaml")
-    saved = OmegaConf.load(file)
-    assert isinstance(saved, DictConfig)
+    saved = saved_config(file)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if override.is_delete() or override.package is not None or key.partition(".")[0] in FIXED:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.errors import ConfigError, DataError, InfrastructureError
 from lightning_mappa.files import publish, read_json, verify, write_atomically, write_json
+from lightning_mappa.saved_config import saved_config
 
 STATE = "run.json"
 
@@ -70,9 +71,7 @@ class RunFolder:
         return cls(path)
 
     def config(self) -> DictConfig:
-        loaded = OmegaConf.load(self.path / "config.yaml")
-        assert isinstance(loaded, DictConfig)
-        return loaded
+        return saved_config(self.path / "config.yaml")
 
     def agent(self, agent_id: str) -> Path:
         return self.path / "agents" / agent_id
