@@ -21,7 +21,7 @@ from lightning_mappa.agents import AgentFacts, LoadedAgent, Model, with_adapter
 from lightning_mappa.build import build
 from lightning_mappa.closing import close_all
 from lightning_mappa.coaches.base import Coach, with_parts
-from lightning_mappa.coaches.watch import MissingWatch
+from lightning_mappa.coaches.watch import missing_watch
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.models.load import load_model, load_trained_tensors, trained_tensors
 from lightning_mappa.rollout.coordinator import RolloutCoordinator
@@ -190,14 +190,14 @@ def build_coordinator(
         workspaces=lambda episode_id: workspaces.open(),
         max_episodes_in_flight=cfg.datamodule.max_episodes_in_flight,
         deadline_s=cfg.runtime.deadline_s,
-        missing=_missing_watch(cfg.coach),
+        missing=missing_watch(cfg.coach) if _reads_scores(cfg.algorithm) else None,
     )
 
 
-def _missing_watch(coach: DictConfig) -> MissingWatch | None:
-    """None where one of its keys is null: any number may be missing."""
-    rate, window = coach.get("max_missing_rate", 0.2), coach.get("missing_window", 32)
-    return None if rate is None or window is None else MissingWatch(rate, window)
+def _reads_scores(algorithm: DictConfig) -> bool:
+    """Whether training needs a verdict at all: else any number may be missing."""
+    outcome_alone = algorithm.reward == "mix" and algorithm.process_weight == 0
+    return algorithm.reward != "outcome" and not outcome_alone
 
 
 def agent_spec(cfg: DictConfig, environment: Environment, role: str, agent: AgentFacts) -> AgentSpec:

@@ -17,10 +17,10 @@ from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.figures import by_template, figures, findings, missing_rate
 from lightning_mappa.audit.intervals import CONSTANT_INTERVAL
 from lightning_mappa.audit.passes import score_cases
-from lightning_mappa.audit.watched import halted_on_failure, max_missing_rate, missing_watch, not_ended
+from lightning_mappa.audit.watched import halted_on_failure, max_missing_rate, not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
-from lightning_mappa.coaches.watch import MissingWatch
+from lightning_mappa.coaches.watch import MissingWatch, missing_watch
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.files import write_json
 

@@ -14,7 +14,7 @@ from lightning_mappa.audit.audit import ASKED_ONCE, audit_coach, require_audit, 
 from lightning_mappa.audit.case_sets import CASES, case_set
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.digest import audit_digest
-from lightning_mappa.audit.watched import max_missing_rate, missing_watch, not_ended
+from lightning_mappa.audit.watched import max_missing_rate, not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import (
     Coach,
@@ -25,6 +25,7 @@ from lightning_mappa.coaches.base import (
     with_parts,
 )
 from lightning_mappa.coaches.budget import Budget
+from lightning_mappa.coaches.watch import missing_watch
 from lightning_mappa.errors import CoachError, ConfigError, DataError, InfrastructureError
 from lightning_mappa.files import read_json, write_json
 from lightning_mappa.models.smollm2 import cache_root

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from omegaconf import DictConfig
 
 from lightning_mappa.coaches.base import Coach, accounts, halt_coach
-from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import CoachError
 
 _OF_FIT = re.compile(r"\. It can go on with resume$|(?<=; mend it) and go on with resume$")
@@ -20,12 +19,6 @@ def max_missing_rate(coach: DictConfig) -> float:
     """`coach.max_missing_rate`, 0 … 1; null allows for any."""
     rate = coach.get("max_missing_rate", 0.2)
     return 1.0 if rate is None else float(rate)
-
-
-def missing_watch(coach: DictConfig) -> MissingWatch | None:
-    """The watch of the config's `coach`; None where `max_missing_rate` or `missing_window` is null."""
-    rate, window = coach.get("max_missing_rate", 0.2), coach.get("missing_window", 32)
-    return None if rate is None or window is None else MissingWatch(rate, window)
 
 
 @asynccontextmanager

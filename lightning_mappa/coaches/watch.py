@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
 
 from lightning_mappa.coaches.base import not_judged
 from lightning_mappa.coaches.parse import Reading
@@ -72,3 +74,9 @@ class MissingWatch:
                 f"coach.max_missing_rate={self._max_rate:g} of {self._window} the run stops. The last: "
                 f"{verdict.reason}. It can go on with resume"
             )
+
+
+def missing_watch(coach: Mapping[str, Any]) -> MissingWatch | None:
+    """The watch of the config's `coach`; None where `max_missing_rate` or `missing_window` is null."""
+    rate, window = coach.get("max_missing_rate", 0.2), coach.get("missing_window", 32)
+    return None if rate is None or window is None else MissingWatch(rate, window)

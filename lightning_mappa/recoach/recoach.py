@@ -17,9 +17,10 @@ from rich.console import Console
 from lightning_mappa.agent_trainer import agent_module
 from lightning_mappa.agents import AgentFacts, agent_facts, load_agent
 from lightning_mappa.algorithm.advantages import CreditSettings
-from lightning_mappa.audit.watched import missing_watch, not_ended
+from lightning_mappa.audit.watched import not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
+from lightning_mappa.coaches.watch import missing_watch
 from lightning_mappa.config import structured
 from lightning_mappa.datamodules.transcript import RecordedStep, RecordedSteps, step_files
 from lightning_mappa.errors import CoachError, ConfigError, MappaError

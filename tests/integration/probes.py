@@ -104,6 +104,15 @@ class ForgetSome(RulesCoach):
         return await super().score(episode, index)
 
 
+class Silent:
+    """Has no verdict on anything."""
+
+    name = "silent"
+
+    async def score(self, episode: Episode, index: int) -> Verdict:
+        return Verdict(score=None, reason="out of order", coach=self.name)
+
+
 class StopOne(Callback):
     """One agent's Trainer has had enough after its batch of `step`; Lightning then validates at once."""
 

@@ -10,7 +10,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_mappa import evaluate
-from lightning_mappa.errors import ConfigError
+from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.models.load import load_model
 from lightning_mappa.rollout.transformers_engine import TransformersEngine
 from tests.integration import probes
@@ -172,6 +172,18 @@ def test_a_learning_rate_of_zero_changes_no_weight(run, tmp_path):
         assert all(torch.equal(value, start[name]) for name, value in exported(tmp_path / "run", agent).items())
     assert summary["mismatch"]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert len(set(summary["val"]["history"].values())) == 1
+
+
+@pytest.mark.parametrize("reward", [("outcome",), ("mix", "algorithm.process_weight=0", "algorithm.outcome_weight=1")])
+def test_a_run_that_reads_no_score_needs_no_verdict(run, reward):
+    summary = run(f"coach._target_={PROBES}.Silent", f"algorithm.reward={reward[0]}", *reward[1:])
+    assert summary["counts"]["trained"] > 0
+    assert summary["masked"] == {}
+
+
+def test_a_run_that_reads_scores_ends_where_none_come(run):
+    with pytest.raises(CoachError, match="7 of the last 7 verdicts are missing"):
+        run(f"coach._target_={PROBES}.Silent")
 
 
 def test_counts_add_up_with_failures_missing_verdicts_cut_actions_and_uneven_turns(run, tmp_path):

@@ -17,9 +17,8 @@ from lightning_mappa.coaches.rules import RulesCoach
 from lightning_mappa.coaches.shuffled import ShuffledCoach
 from lightning_mappa.coaches.stateful import CalibratedCoach
 from lightning_mappa.coaches.table_rules import TableRulesCoach
-from lightning_mappa.coaches.watch import MissingWatch
+from lightning_mappa.coaches.watch import MissingWatch, missing_watch
 from lightning_mappa.errors import CoachError, ConfigError
-from lightning_mappa.system import _missing_watch
 from lightning_mappa.testing import ScriptedCoach
 from lightning_mappa.types import ActionStatus, Episode, EpisodeStatus, Task, ToolResult, ToolStatus, Verdict
 from tests.fake_messages_api import MODEL, Answer, Call, message, verdict
@@ -92,10 +91,10 @@ def test_wrong_settings_are_refused_in_one_sentence(rate, window, sentence):
 
 @pytest.mark.parametrize("key", ["max_missing_rate", "missing_window"])
 def test_null_is_no_watch(key):
-    assert _missing_watch(OmegaConf.create({key: None})) is None
-    assert _missing_watch(OmegaConf.create({})) is not None
+    assert missing_watch(OmegaConf.create({key: None})) is None
+    assert missing_watch(OmegaConf.create({})) is not None
     with pytest.raises(ConfigError, match=rf"coach.{key} is 'x'; allowed"):
-        _missing_watch(OmegaConf.create({key: "x"}))
+        missing_watch(OmegaConf.create({key: "x"}))
 
 
 def silent(name: str = "silent") -> ScriptedCoach:
