@@ -83,6 +83,7 @@ class VLLMProvider:
         self._limit = 0
         self._cluster: RayCluster | None = None
         self._engine: VLLMEngine | None = None
+        self._closed = False
 
     async def check(self) -> None:
         """Raises `ConfigError` where vLLM is not installed, or there is no such model. Starts nothing."""
@@ -125,6 +126,8 @@ class VLLMProvider:
         )
 
     async def close(self) -> None:
+        """Ends the engines; those that are still loading end once they are there."""
+        self._closed = True
         engine, cluster = self._engine, self._cluster
         self._engine = self._cluster = None
         if engine is not None:
@@ -134,15 +137,24 @@ class VLLMProvider:
 
     async def _running(self) -> VLLMEngine:
         async with self._starting:
-            if self._engine is None:
-                try:
-                    # It waits for actors, in an event loop of its own.
-                    self._engine = await asyncio.to_thread(self._start)
-                except InfrastructureError as error:
-                    raise FatalError(f"its engines do not start: {error}") from error
-            return self._engine
+            if self._engine is not None:
+                return self._engine
+            self._closed = False
+            try:
+                # It waits for actors, in an event loop of its own.
+                return await asyncio.to_thread(self._start)
+            except InfrastructureError as error:
+                raise FatalError(f"its engines do not start: {error}") from error
 
     def _start(self) -> VLLMEngine:
+        """Cannot be cut short: it goes on when who waits for it is cancelled, or the provider is closed."""
+        engine = self._engine = self._made()
+        if self._closed:
+            self._engine = None
+            _end(engine)
+        return engine
+
+    def _made(self) -> VLLMEngine:
         import ray
 
         from lightning_mappa.rollout.engine_group import server_environment
