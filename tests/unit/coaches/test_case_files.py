@@ -23,11 +23,12 @@ def episode_of(**fields) -> Episode:
         make_action(agent_id="engineer", role="Data Engineer", tool_results=(runs[0],)),
         make_action(agent_id="analyst", role="Analyst", index=1, tool_results=(runs[1],)),
     )
-    return Episode(**{"id": "e", "task": TASK, "actions": actions, "outcome": 1.0, **fields})
+    known = {"id": "e", "task": TASK, "actions": actions, "outcome": 1.0, "last_agent_id": "analyst"}
+    return Episode(**known | fields)
 
 
 def question(episode: Episode, index: int, *, batched: bool = False, **settings) -> str:
-    writer = CaseWriter("Judge.", stages=STAGES, batched=batched, **settings)
+    writer = CaseWriter("Judge.", key=b"secret", stages=STAGES, batched=batched, **settings)
     case = writer.batch(episode, [0, 1], max_tokens=9) if batched else writer.case(episode, index, max_tokens=9)
     return case.request.question
 

@@ -142,6 +142,7 @@ def test_the_coach_is_told_within_a_fence_and_a_resumed_one_the_same(serve):
     )
     state = json.loads(json.dumps(coach_state(service.coach)))
     resumed = serve(good, recall_faults=2)
+    resumed.coach._writer.key = service.coach._writer.key  # as from the folder of one run
     load_coach_state(resumed.coach, state)
     resumed.score(make_episode(episode_id="next"))
     assert question(resumed) == told
