@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 
 from lightning_mappa.coaches.guard import LOG
 from lightning_mappa.config import structured
-from lightning_mappa.errors import CoachError
+from lightning_mappa.errors import CoachError, ExitCode
 from lightning_mappa.fit import fit
 from lightning_mappa.run_folder import RunFolder
 from tests.fake_messages_api import KEY, Answer, Call, FakeMessagesAPI, message, verdict
@@ -96,3 +98,26 @@ def test_over_budget_then_killed_then_done_without_paying_twice(tmp_path, api, m
     # 4. The key is nowhere.
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("runtime.max_staleness=1", "algorithm.rollout_correction=2")])
+def test_a_run_that_is_told_to_stop_sums_up_what_calls_in_flight_have_cost(tmp_path, monkeypatch, more):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    run = tmp_path / "run"
+    with FakeMessagesAPI(lambda call: replace(score(call), delay_s=2.0)) as api:
+        with pytest.raises(CoachError):  # leaves a folder to go on with
+            run_fit(run, *OPTIONS, *more, f"coach.provider.base_url={api.url}", "coach.guard.budget_calls=0")
+        command = [sys.executable, "-m", "lightning_mappa", "fit", f"resume={run}", "+coach.guard.budget_calls=null"]
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while api.in_flight < 2:
+            assert process.poll() is None
+            time.sleep(0.001)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == ExitCode.PREEMPTED
+        given = outcomes(run)
+        assert given["paid"] == len(api.calls) >= 2
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "preempted"
+    assert summary["coach"]["usd"] == pytest.approx(given["paid"] * 31.25e-6)
+    assert (summary["coach"]["usd_in_flight"], summary["coach"]["usd_unsettled"]) == (0.0, 0.0)
