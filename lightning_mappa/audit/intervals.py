@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from lightning_mappa.audit.scores import CaseScores
 from lightning_mappa.statistics.intervals import CONFIDENCE
 
 N_RESAMPLES = 2000
+MAX_UNDEFINED = 0.05
+"""Share of resamples that may be left out because they have no value; the rest is no sample of the figure otherwise."""
 
 T = TypeVar("T")
 
@@ -28,6 +31,7 @@ class Figure:
     value: float | None
     """None where it is undefined: nothing was scored, or all scores are equal."""
     low: float | None
+    """None, as `high`, where `interval` says why there is none."""
     high: float | None
     n: int
     """Cases it is taken from."""
@@ -37,6 +41,7 @@ class Figure:
 
 NO_INTERVAL = "none: fewer than two cases"
 CONSTANT_INTERVAL = "no width: the same in every case"
+UNDEFINED_INTERVAL = "none: all scores are equal in too many resamples"
 BOOTSTRAP = "percentile bootstrap over cases, or over templates where that is wider"
 
 
@@ -108,8 +113,8 @@ def _of_ratio(parts: NDArray[np.float64], seed: int) -> tuple[float, float] | No
     return float(interval.low), float(interval.high)
 
 
-def _wider(over_cases: tuple[float, float] | None, over_templates: tuple[float, float] | None) -> tuple[float, float]:
-    known = [interval for interval in (over_cases, over_templates) if interval is not None]
+def _wider(*intervals: tuple[float, float] | None) -> tuple[float, float]:
+    known = [interval for interval in intervals if interval is not None]
     return max(known, key=lambda interval: interval[1] - interval[0])
 
 
@@ -124,26 +129,38 @@ def rank_correlation(scores: Sequence[CaseScores], seed: int) -> Figure:
         return _undefined(len(pairs))
     cases = [pair for _, pair in pairs]
     templates = [np.concatenate(group) for group in grouped((row.case.template, pair) for row, pair in pairs).values()]
-    low, high = _wider(_of_spearman(cases, seed), _of_spearman(templates, seed))
-    return Figure(value=_spearman(cases), low=low, high=high, n=len(pairs), interval=BOOTSTRAP)
+    intervals = [_of_spearman(groups, seed) for groups in (cases, templates) if len(groups) > 1]
+    value = _spearman(cases)
+    if None in intervals:
+        return Figure(value=value, low=None, high=None, n=len(pairs), interval=UNDEFINED_INTERVAL)
+    low, high = _wider(*intervals)
+    return Figure(value=value, low=low, high=high, n=len(pairs), interval=BOOTSTRAP)
 
 
 def _of_spearman(groups: Sequence[NDArray[np.float64]], seed: int) -> tuple[float, float] | None:
-    if len(groups) < 2:
+    """None where too few resamples have a correlation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # of scipy's interval, which is not taken
+        found = stats.bootstrap(
+            (np.arange(len(groups)),),
+            lambda chosen: _spearman([groups[index] for index in chosen]),
+            vectorized=False,
+            n_resamples=N_RESAMPLES // 4,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
+    defined = found[~np.isnan(found)]
+    if len(defined) < (1 - MAX_UNDEFINED) * len(found):
         return None
-    interval = stats.bootstrap(
-        (np.arange(len(groups)),),
-        lambda chosen: _spearman([groups[index] for index in chosen]),
-        vectorized=False,
-        n_resamples=N_RESAMPLES // 4,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    low, high = np.quantile(defined, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)
 
 
 def _spearman(groups: Sequence[NDArray[np.float64]]) -> float:
+    """NaN where the scores, or the truth, are all the same."""
     score, truth = np.concatenate(groups).T
+    if np.ptp(score) == 0 or np.ptp(truth) == 0:
+        return math.nan
     return float(stats.spearmanr(score, truth).statistic)
 
 

@@ -294,6 +294,23 @@ def test_cases_of_one_template_are_worth_less_where_templates_differ():
     assert (alike.low, alike.high) == pytest.approx(wilson(0.5, 20))
 
 
+@pytest.mark.parametrize("n_blamed", [1, 2, 5, 40])
+def test_the_report_of_a_nearly_constant_coach_is_json(n_blamed: int):
+    """Of n cases with one that stands out about 37 % of the resamples are constant, as many as leave that one out."""
+    cases = make_cases(0, 140)
+    few = {case.episode.id: case.guilty for case in [case for case in cases if case.faults][:n_blamed]}
+    coach = RuleCoach(lambda episode, index: 2.0 if few.get(episode.id) == index else 7.0)
+    report = asyncio.run(audit_coach(coach, cases, seed=0))
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    figure = report["figures"]["rank_correlation"]
+    assert 0 < figure["value"] < 1
+    if n_blamed <= 2:
+        assert (figure["low"], figure["high"]) == (None, None)
+        assert figure["interval"] == "none: all scores are equal in too many resamples"
+    if n_blamed == 40:
+        assert figure["low"] <= figure["value"] <= figure["high"]
+
+
 def test_effects_that_differ_by_template_have_wide_intervals():
     rows = [
         replace(row, padded=row.first[0] + (2 if row.case.template == "wrong_formula" else 0))
