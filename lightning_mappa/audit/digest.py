@@ -7,8 +7,10 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.build import READ_BY_THE_RUN, locate
 from lightning_mappa.coaches.prompt import read_rubric
+from lightning_mappa.files import sha256
 
 VERSION = 3
 """Of the audit: one more whenever it asks or judges otherwise."""
+
+MAX_HASHED = 8 * 2**30
+"""Bytes of one folder; some ten seconds of reading and hashing."""
 
 _COACHES = "lightning_mappa.coaches."
 _KEEPS_BOOKS = f"{_COACHES}guard.BudgetGuard"
@@ -36,7 +42,15 @@ _NO_VERDICT: Mapping[str, Collection[str]] = {
 }
 """Class → its parameters that say how calls are made, timed and paid for, and change no verdict."""
 
-_JUDGES = ("coaches.", "tasks.", "file_trail", "thinking", "tools.outcome", "workflows.file_relay")
+_JUDGES = (
+    "coaches.",
+    "tasks.",
+    "file_trail",
+    "thinking",
+    "tools.outcome",
+    "workflows.conversation",
+    "workflows.file_relay",
+)
 _TRANSPORT = ("budget", "call_log", "caller", "guard", "loop_thread", "pace", "pricing", "reply_cache", "sdk", "watch")
 """Modules of this package that decide what a coach is shown and what it says, and those among the coaches' that do
 not."""
@@ -75,9 +89,15 @@ def _decisive(node: Any) -> Any:
 
 
 def _class_name(node: Mapping[str, Any]) -> str:
+    """As the class is known where it is defined; its path in the config where it cannot be imported, as of the coach
+    of an old run."""
     if "_target_" not in node:
         return ""
-    target = locate(str(node["_target_"]), "coach")
+    path = str(node["_target_"])
+    try:
+        target = locate(path, "coach")
+    except Exception:  # its module runs code of its own
+        return path
     return f"{target.__module__}.{getattr(target, '__qualname__', '')}"
 
 
@@ -93,17 +113,34 @@ def _with_files(node: Any) -> Any:
 
 
 def _content(value: str) -> Any:
-    """Of a folder, as a model is one, names, sizes and times: it may be too large to be read."""
+    """Of a file and of a folder, as a model is one, what is in it, wherever it lies; of what is no path the value."""
     try:
         path = Path(value)
         if path.is_file():
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_absolute() and path.is_dir():
-            files = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
-            return [value, [[str(file.relative_to(path)), at.st_size, at.st_mtime_ns] for file, at in files]]
+            return sha256(path)
+        if path.is_dir() and _is_path(value):
+            return _of_folder(path)
     except (OSError, ValueError):  # a text that is no path
         pass
     return value
+
+
+def _is_path(value: str) -> bool:
+    """A word may happen to be a folder's name, too: it names one where it looks like a path, or a model lies there."""
+    return os.sep in value or any(Path(value).glob("*config.json"))
+
+
+def _of_folder(path: Path) -> list[Any]:
+    """Name, size and hash of every file. Above `MAX_HASHED` bytes the time of its last change in place of the hash:
+    that would take minutes, and a model that is trained in place has another time. It is only asked for anew where
+    the same files were copied."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    stats = [file.stat() for file in files]
+    hashed = sum(stat.st_size for stat in stats) <= MAX_HASHED
+    return [
+        [str(file.relative_to(path)), stat.st_size, sha256(file) if hashed else stat.st_mtime_ns]
+        for file, stat in zip(files, stats, strict=True)
+    ]
 
 
 def _as_asked(case: AuditCase) -> list[str]:
@@ -147,7 +184,17 @@ def _imported(module: ModuleType, text: bytes) -> Iterator[ModuleType]:
             dotted = "." * node.level + (node.module or "")
             base = importlib.util.resolve_name(dotted, module.__package__ or "") if node.level else dotted
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        yield from (sys.modules[name] for name in names if name in sys.modules)
+        yield from (loaded for name in names if (loaded := _loaded(name)) is not None)
+
+
+def _loaded(name: str) -> ModuleType | None:
+    """One that judges and is imported where it is used is loaded here: whether it counts is no matter of what the
+    process has done before."""
+    package, _, inner = name.partition(".")
+    if package == __name__.partition(".")[0] and inner.startswith(_JUDGES) and name not in sys.modules:
+        with suppress(ModuleNotFoundError):  # the name of a class in a module
+            importlib.import_module(name)
+    return sys.modules.get(name)
 
 
 def _judges(module: ModuleType, *, beside: ModuleType) -> bool:

@@ -140,6 +140,20 @@ def test_overrides_that_are_unknown_or_without_effect_are_refused(run, overrides
     assert sorted(run.glob("recoach-*")) == before
 
 
+def test_another_coach_is_asked_where_the_runs_own_cannot_be_imported_any_more(run, tmp_path):
+    (tmp_path / "transcripts").mkdir()
+    for file in (run / "transcripts").glob("step-*"):
+        (tmp_path / "transcripts" / file.name).write_bytes(file.read_bytes())
+    cfg = OmegaConf.load(run / "config.yaml")
+    OmegaConf.update(cfg, "coach._target_", "gone_package_here.Own")
+    OmegaConf.save(cfg, tmp_path / "config.yaml")
+    report = again(tmp_path, "coach=rules", "recoach.update_steps=0")
+    assert report["coach"]["asked"] is True
+    assert report["agents"]["solver"]["verdicts"]["mean_difference"] == 0
+    with pytest.raises(ConfigError, match="there is no module gone_package_here"):
+        again(tmp_path, "recoach.rescore=true")
+
+
 def test_weights_that_are_gone_leave_the_rest(run, tmp_path):
     moved = tmp_path / "moved"
     (moved / "transcripts").mkdir(parents=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
+import subprocess
 import sys
 from typing import Any
 
@@ -150,3 +153,69 @@ def test_coaches_that_judge_alike_are_equal_in_what_is_left():
     assert judging(node(*HTTP, "coach.guard.budget_usd=3")) == judging(node(*HTTP))
     assert judging(node(*HTTP))["guard"] is None
     assert judging(node(*HTTP, "coach.max_tokens=512")) != judging(node(*HTTP))
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("name", ["out/judge", "judge"])
+def test_a_model_that_is_trained_in_place_asks_for_a_new_audit(relative, hashed, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if not hashed:
+        monkeypatch.setattr(digest, "MAX_HASHED", 10)
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"0123456789")
+
+    def known() -> str:
+        return audit_digest(node("coach=vllm", f"coach.provider.model={name if relative else folder}"), CASES)
+
+    before = known()
+    assert known() == before
+    weights.write_bytes(b"9876543210")  # of the same size
+    trained = known()
+    assert trained != before
+    if hashed:
+        os.utime(weights, (1, 1))
+        assert known() == trained
+        shutil.copytree(folder, tmp_path / "copy")
+        assert audit_digest(node("coach=vllm", f"coach.provider.model={tmp_path}/copy"), CASES) == trained
+
+
+def test_a_word_that_happens_to_be_a_folder_is_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = audit_digest(node(*HTTP), CASES)
+    for word in ("m", "last", "integer"):  # the model of HTTP, and values of its coach
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "notes.txt").write_text("a")
+    assert audit_digest(node(*HTTP), CASES) == before
+
+
+def test_what_rewrites_the_prompt_of_the_vllm_coach_judges_whatever_was_imported_before():
+    program = (
+        "import sys; from lightning_mappa.audit import digest; "
+        "assert 'lightning_mappa.workflows.conversation' not in sys.modules; "
+        "print(*(name for name, _ in digest._sources('lightning_mappa.coaches.vllm.VLLMProvider')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert "lightning_mappa.workflows.conversation" in ran.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("module", "target"),
+    [
+        (None, "gone_coach_here.Own"),
+        ("import no_such_package_here\n", "gone_coach_here.Own"),
+        ("from json import no_such_name\n", "gone_coach_here.Own"),
+        ("class Other: pass\n", "gone_coach_here.Own"),
+        ("raise RuntimeError('no')\n", "gone_coach_here.Own"),
+    ],
+)
+def test_a_recorded_coach_that_cannot_be_imported_is_another_one(module, target, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if module is not None:
+        (tmp_path / "gone_coach_here.py").write_text(module)
+    gone = node(f"coach._target_={target}", "+coach.words=5", "coach.min_audit=0.5")
+    assert judging(gone) == {"_target_": target, "words": 5}
+    assert judging(gone) != judging(node())
