@@ -118,7 +118,7 @@ class Budget:
         return None
 
     def _go_on(self, cap: str) -> str:
-        return f"go on with a larger one: mappa fit resume=RUN +{self._key}.{cap}=…"
+        return f"go on with a larger one: +{self._key}.{cap}=… (mappa fit: with resume=RUN)"
 
 
 def _wake(settled: asyncio.Future[None]) -> None:

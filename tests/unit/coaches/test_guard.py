@@ -318,7 +318,7 @@ def test_guards_that_share_a_budget_never_pass_it_together(tmp_path, fail_every)
     refused = {str(end) for end in ends if isinstance(end, CoachError)}
     assert refused == {
         "the coach has made the 50 calls of budget_calls; "
-        "go on with a larger one: mappa fit resume=RUN +coach.budget_calls=…"
+        "go on with a larger one: +coach.budget_calls=… (mappa fit: with resume=RUN)"
     }
     assert sum(isinstance(end, CoachError) for end in ends) == 160 - 50
     # Resumed, the shared budget is spent.
