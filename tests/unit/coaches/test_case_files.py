@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_mappa.coaches.base import until
 from lightning_mappa.coaches.prompt import CaseWriter
 from lightning_mappa.tools.changes import FileChange, FileEvent
@@ -23,7 +25,7 @@ def episode_of(**fields) -> Episode:
         make_action(agent_id="engineer", role="Data Engineer", tool_results=(runs[0],)),
         make_action(agent_id="analyst", role="Analyst", index=1, tool_results=(runs[1],)),
     )
-    known = {"id": "e", "task": TASK, "actions": actions, "outcome": 1.0, "last_agent_id": "analyst"}
+    known: dict[str, Any] = {"id": "e", "task": TASK, "actions": actions, "outcome": 1.0, "last_agent_id": "analyst"}
     return Episode(**known | fields)
 
 
