@@ -36,7 +36,7 @@ VARIANTS = {
     ),
 }
 
-LONG = ("frozen_agent", "coaches_with_memories")
+LONG = ("frozen_agent", "coaches_with_memories", "lora_adaptive_kl")
 
 
 def resume(folder, *overrides):

@@ -173,6 +173,7 @@ def test_the_selected_weights_are_validated_and_tested_in_every_role(run: Path, 
     assert evaluate.test(cfg)["n"] == 4
 
 
+@pytest.mark.slow
 def test_runs_of_one_policy_and_of_three_are_two_conditions(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -208,6 +209,7 @@ def test_a_recording_is_trained_on_as_one_agent(run: Path):
 STEPS = ("trainer.max_steps=4", "trainer.val_check_interval=2", "trainer.checkpoint_every=2")
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_the_same_as_never_stopped(tmp_path: Path):
     variant = (SHARED, "model=tiny_lora", "model.lora.dropout=0.1")
     run_fit(tmp_path / "straight", *STEPS, *variant)
