@@ -94,7 +94,7 @@ def test_what_a_resume_changes_holds_for_the_next_one(tmp_path):
 
 @pytest.mark.parametrize(
     "variant",
-    ["full", "lora_adaptive_kl", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name in LONG)],
+    ["full", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name in LONG)],
 )
 def test_a_stop_between_steps_resumes_to_the_same_bytes(tmp_path, variant):
     overrides = (*STEPS, *VARIANTS[variant])
