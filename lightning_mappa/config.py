@@ -117,6 +117,8 @@ class DataModuleConfig:
     max_episodes_in_flight: int = 256
     val_n_samples: int = 1
     val_temperature: float = 0.6
+    val_scored: bool = False
+    """Whether the coach scores the evaluations of `fit` too. It learns nothing from them; their calls cost the same."""
     val_limit: int | None = None
     """At most so many selection tasks; None reads all."""
     report_limit: int | None = None

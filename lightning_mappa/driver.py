@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lightning_mappa.errors import DataError, InfrastructureError
+from lightning_mappa.metrics import score_metrics
 from lightning_mappa.producer import Produced, Producer
 from lightning_mappa.record import RunRecord, evaluation_metrics
 from lightning_mappa.rollout.coordinator import RolloutCoordinator
@@ -30,6 +31,7 @@ class DriverSettings:
     temperature: float
     val_n_samples: int
     val_temperature: float
+    val_scored: bool
     checkpoint_every: int
     keep_checkpoints: int
     max_staleness: int
@@ -103,7 +105,7 @@ class Driver:
             tasks=self._selection_tasks,
             n_samples=settings.val_n_samples,
             temperature=settings.val_temperature,
-            scored=False,
+            scored=settings.val_scored,
         )
         start = time.monotonic()
         produced = self._result(self._order(plan, version), f"the evaluation at version {version}")
@@ -113,7 +115,7 @@ class Driver:
         self.record.time("weight_sync", sync_s)
         self._check_versions(produced, version)
         episodes = produced.rollout.episodes
-        metrics = evaluation_metrics(episodes)
+        metrics = {**evaluation_metrics(episodes), **(score_metrics(episodes) if settings.val_scored else {})}
         self.record.evaluation(version, episodes, metrics)
         self._board.post_evaluation(version, metrics)
 

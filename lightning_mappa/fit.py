@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.audit.floor import require_floor
-from lightning_mappa.coaches.base import Coach, bind_accounts, halt_coach, learns_from_batches
+from lightning_mappa.coaches.base import Coach, bind_accounts, halt_coach, learns_from_batches, remembers
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted, RankLost
 from lightning_mappa.export import export_agents, joint_selection
@@ -164,6 +164,11 @@ def _check_coach(cfg: DictConfig, coach: Coach) -> None:
     staleness = cfg.runtime.max_staleness
     if staleness > 0 and learns_from_batches(coach):
         raise ConfigError(f"runtime.max_staleness is {staleness}; allowed with a coach that learns from batches: 0")
+    if staleness > 0 and cfg.datamodule.val_scored and remembers(coach):
+        raise ConfigError(
+            f"datamodule.val_scored=true with runtime.max_staleness={staleness} and a coach that remembers earlier "
+            "verdicts: an evaluation would run into a rollout; allowed: runtime.max_staleness=0"
+        )
 
 
 def _conclude(
@@ -235,6 +240,7 @@ def _driver_settings(cfg: DictConfig) -> DriverSettings:
         temperature=data.temperature,
         val_n_samples=data.val_n_samples,
         val_temperature=data.val_temperature,
+        val_scored=data.val_scored,
         checkpoint_every=trainer.checkpoint_every,
         keep_checkpoints=trainer.keep_checkpoints,
         max_staleness=cfg.runtime.max_staleness,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from lightning_mappa.metrics import mean_scores
 from lightning_mappa.types import ScoredEpisode
 
 
@@ -22,14 +23,10 @@ def kind_metrics(episodes: Iterable[ScoredEpisode], agents: Sequence[str]) -> di
 
 
 def _figures(episodes: Sequence[ScoredEpisode], agents: Sequence[str]) -> dict[str, Any]:
-    scores: dict[str, list[float]] = defaultdict(list)
-    for scored in episodes:
-        for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True):
-            if verdict.score is not None:
-                scores[action.agent_id].append(verdict.score)
+    scores = mean_scores(episodes)
     graded = [scored.episode.outcome for scored in episodes if scored.episode.outcome is not None]
     return {
         "episodes": len(episodes),
         **({"success": fmean(graded)} if graded else {}),
-        "score": {agent: fmean(scores[agent]) for agent in agents if scores[agent]},
+        "score": {agent: scores[agent] for agent in agents if agent in scores},
     }

@@ -169,6 +169,19 @@ def tool_rates(episodes: Iterable[ScoredEpisode], agent_id: str) -> dict[str, fl
     return {f"{who}{name}": rate for who, actions in acted.items() for name, rate in _tool_rates(actions).items()}
 
 
+def mean_scores(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
+    """Agent → mean of the verdicts on its actions, missing ones left out; none over nothing."""
+    return {agent: fmean(scores) for agent, scores in _scores(episodes).items() if scores}
+
+
+def score_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
+    """`score/<agent>`, the mean verdict, and `score_missing/<agent>`, the share of actions without one."""
+    means = {f"score/{agent}": mean for agent, mean in mean_scores(episodes).items()}
+    acted = Counter(action.agent_id for scored in episodes for action in scored.episode.actions)
+    scores = _scores(episodes)
+    return {**means, **{f"score_missing/{agent}": 1 - len(scores[agent]) / n for agent, n in sorted(acted.items())}}
+
+
 def behaviour_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
     """`behaviour/<agent>/…` of every agent that acted: `actions` per episode, mean `length` of a response in
     tokens, `truncated_rate` at the token limit, `tool_call_rate` and `tool_ok_rate`.
@@ -190,6 +203,15 @@ def behaviour_metrics(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
             figures["truncated_rate"] = fmean(action.truncated for action in generated)
         metrics |= {f"behaviour/{agent_id}/{name}": value for name, value in figures.items()}
     return metrics
+
+
+def _scores(episodes: Iterable[ScoredEpisode]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for scored in episodes:
+        for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True):
+            if verdict.score is not None:
+                found[action.agent_id].append(verdict.score)
+    return found
 
 
 def _right(group: Sequence[Sample]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from lightning_mappa.coaches.base import accounts
 from lightning_mappa.coaches.budget import forecast
 from lightning_mappa.files import write_json
 from lightning_mappa.kind_metrics import kind_metrics
-from lightning_mappa.metrics import behaviour_metrics, fair_metrics, success_metrics, tool_rates
+from lightning_mappa.metrics import behaviour_metrics, fair_metrics, mean_scores, success_metrics, tool_rates
 from lightning_mappa.report import peak_of
 from lightning_mappa.rollout.ledger import Step, StepCounts
 from lightning_mappa.rollout.plan import Rollout
@@ -124,13 +124,14 @@ class RunRecord:
 
     def _line(self, step: Step, counts: StepCounts) -> dict[str, Any]:
         graded = [e.episode.outcome for e in step.episodes if e.episode.outcome is not None]
+        scores = mean_scores(step.episodes)
         failed = [e.episode.reason for e in step.episodes if e.episode.status is EpisodeStatus.FAILED]
         line: dict[str, Any] = {
             "step": step.number,
             "episodes": len(step.episodes),
             "failed": dict(Counter(failed)),
             "success": fmean(graded) if graded else None,
-            "score": self._mean_scores(step.episodes),
+            "score": {agent: scores[agent] for agent in self._agents if agent in scores},
             "kinds": kind_metrics(step.episodes, self._agents),
             "agents": {agent: {**report, **tool_rates(step.episodes, agent)} for agent, report in step.reports.items()},
             "counts": {
@@ -155,14 +156,6 @@ class RunRecord:
             if so_far is not None and steps_done:
                 figures[f"forecast_{name}"] = forecast(so_far, steps_done, self._max_steps)
         return {"coach": figures} if figures else {}
-
-    def _mean_scores(self, episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
-        scores: dict[str, list[float]] = defaultdict(list)
-        for scored in episodes:
-            for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True):
-                if verdict.score is not None:
-                    scores[action.agent_id].append(verdict.score)
-        return {agent: fmean(scores[agent]) for agent in self._agents if scores[agent]}
 
     def state(self) -> dict[str, Any]:
         return {

@@ -166,8 +166,7 @@ def build_coordinator(
 
     def seat_for(agent_id: str, context: SeatContext) -> Seat:
         plan = context.plan
-        # An evaluation draws the same samples at every version, so that versions are compared in pairs.
-        step = plan.step if plan.split == "train" else 0
+        step = plan.step if plan.trained_on else 0
         spec = specs[agent_id]
         return AgentSeat(
             spec=replace(spec, sampling=replace(spec.sampling, temperature=plan.temperature)),

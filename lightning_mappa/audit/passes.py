@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 from lightning_mappa.audit.cases import AuditCase
 from lightning_mappa.audit.scores import CaseScores, Score
-from lightning_mappa.coaches.base import Coach, ask, coach_state, load_coach_state, shown_to, verdicts_of
+from lightning_mappa.coaches.base import Coach, ask, coach_snapshot, load_coach_state, shown_to, verdicts_of
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.types import Episode, Verdict
 
@@ -28,12 +28,12 @@ async def score_cases(
     A coach that remembers starts every pass as it was when it came, and ends as it was: no batch is ended, so that
     nothing that it learns in one pass is in the scores of another.
     """
-    start = json.dumps(coach_state(coach))  # a copy: a coach may hand out what it goes on to change
+    start = coach_snapshot(coach)
     asked = [(case.episode, action.index) for case in cases for action in case.episode.actions]
     guilty = [(case, case.guilty) for case in cases if case.guilty is not None]
 
     async def scores(questions: Sequence[Asked]) -> list[Score]:
-        load_coach_state(coach, json.loads(start))
+        load_coach_state(coach, copy.deepcopy(start))
         return await _scores(coach, questions, watch)
 
     try:
@@ -42,7 +42,7 @@ async def score_cases(
         padded = iter(await scores([(case.padded(), index) for case, index in guilty]))
         injected = iter(await scores([(case.injected(), index) for case, index in guilty]))
     finally:
-        load_coach_state(coach, json.loads(start))
+        load_coach_state(coach, copy.deepcopy(start))
     return [
         CaseScores(
             case=case,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,12 @@ def coach_state(coach: Coach) -> Mapping[str, Any]:
     return {"own": own, "parts": parts} if parts else own
 
 
+def coach_snapshot(coach: Coach) -> Mapping[str, Any]:
+    """A copy of its state, to be loaded again: a coach may hand out what it goes on to change."""
+    state: Mapping[str, Any] = json.loads(json.dumps(coach_state(coach)))
+    return state
+
+
 def load_coach_state(coach: Coach, state: Mapping[str, Any]) -> None:
     parts = parts_of(coach)
     if isinstance(coach, StatefulCoach):
@@ -101,6 +108,11 @@ class LearnsFromBatches(Protocol):
 def learns_from_batches(coach: Coach) -> bool:
     """Whether the coach, or a coach in it, does; one that only can says so by a false `learns`."""
     return any(isinstance(part, LearnsFromBatches) and getattr(part, "learns", True) for part in with_parts(coach))
+
+
+def remembers(coach: Coach) -> bool:
+    """Whether the verdicts of the coach, or of one in it, depend on earlier ones; a false `learns` says no."""
+    return any(isinstance(part, StatefulCoach) and getattr(part, "learns", True) for part in with_parts(coach))
 
 
 def end_batch(coach: Coach) -> None:

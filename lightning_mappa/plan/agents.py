@@ -71,14 +71,22 @@ def plan_agents(cfg: DictConfig) -> tuple[tuple[AgentPlan, ...], RunBatches]:
     agents = tuple(
         _agent(cfg, agent_id, roles, turns, episodes, reference) for agent_id, roles in roles_of(cfg.agents).items()
     )
+    evaluations = evaluations_of(steps, cfg.trainer.val_check_interval)
     batches = RunBatches(
         prompts=data.rollout_batch_size,
         samples_per_prompt=data.n_samples_per_prompt,
         steps=steps,
         agents={agent.agent_id: agent.batch for agent in agents},
-        evaluations=evaluations_of(steps, cfg.trainer.val_check_interval),
+        evaluations=evaluations,
+        judged_in_evaluations=_judged_in_evaluations(data, evaluations),
     )
     return agents, batches
+
+
+def _judged_in_evaluations(data: DictConfig, evaluations: int) -> int | None:
+    if not data.val_scored:
+        return 0
+    return None if data.val_limit is None else int(evaluations * data.val_limit * data.val_n_samples)
 
 
 def _agent(

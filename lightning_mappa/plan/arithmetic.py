@@ -26,6 +26,8 @@ class RunBatches:
     steps: int
     agents: Mapping[str, AgentBatch]
     evaluations: int
+    judged_in_evaluations: int | None = 0
+    """Episodes whose actions the coach scores too, over the whole run; None where their number is the task's."""
 
     @property
     def episodes(self) -> int:
@@ -35,6 +37,10 @@ class RunBatches:
     @property
     def total_episodes(self) -> int:
         return self.episodes * self.steps
+
+    @property
+    def judged_episodes(self) -> int:
+        return self.total_episodes + (self.judged_in_evaluations or 0)
 
     @property
     def total_actions(self) -> int:

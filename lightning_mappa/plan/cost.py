@@ -17,7 +17,7 @@ RUBRIC_TOKENS = 2_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedActions:
-    """Actions of one agent over the whole run, evaluations left out: they are not scored."""
+    """Actions of one agent over the whole run, those in evaluations only where they are scored."""
 
     count: int
     max_new_tokens: int

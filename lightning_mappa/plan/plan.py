@@ -78,7 +78,7 @@ def make_plan(cfg: DictConfig) -> RunPlan:
     )
     judged = [
         JudgedActions(
-            count=batches.total_episodes * one.turns, max_new_tokens=one.max_new_tokens, with_tools=one.with_tools
+            count=batches.judged_episodes * one.turns, max_new_tokens=one.max_new_tokens, with_tools=one.with_tools
         )
         for agent in agents
         for one in agent.roles
@@ -93,7 +93,7 @@ def make_plan(cfg: DictConfig) -> RunPlan:
         bills=tuple(coach_bills(coach, judged, max(agent.task_tokens for agent in agents))),
         sync_bytes=sum(agent.sync_bytes * engines[agent.agent_id] for agent in agents),
         problems=(*_agent_problems(cfg, agents), *_cache_problems(cfg, caches), *_memory_problems(cfg, devices)),
-        notes=(*_rank_notes(cfg), *_store_notes(cfg, agents)),
+        notes=(*_rank_notes(cfg), *_store_notes(cfg, agents), *_coach_notes(batches)),
     )
 
 
@@ -143,6 +143,14 @@ def _store_notes(cfg: DictConfig, agents: Sequence[AgentPlan]) -> Iterator[str]:
         yield (
             f"{versions} versions of all agents' weights take {needed / GIB:.1f} GiB, of which Ray keeps on disk what "
             f"its object store of {store / GIB:.1f} does not hold: set runtime.object_store_gb={room}"
+        )
+
+
+def _coach_notes(batches: RunBatches) -> Iterator[str]:
+    if batches.judged_in_evaluations is None:
+        yield (
+            "datamodule.val_scored=true and datamodule.val_limit is null: the coach's calls leave out the "
+            f"{batches.evaluations} evaluations, each of the whole selection split"
         )
 
 

@@ -82,7 +82,7 @@ def show(plan: RunPlan, console: Console) -> None:
     console.print(
         f"in all: {batches.steps} rollout steps, {batches.total_episodes:,} episodes, at most "
         f"{batches.total_actions:,} actions and {batches.optimizer_steps:,} optimizer steps; {batches.evaluations} "
-        "evaluations, which no coach scores"
+        f"evaluations, which {'no' if batches.judged_in_evaluations == 0 else 'the'} coach scores"
     )
     for cache in plan.caches:
         console.print(

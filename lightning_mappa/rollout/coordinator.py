@@ -13,6 +13,7 @@ from typing import Any
 from lightning_mappa.coaches.base import (
     Coach,
     ask,
+    coach_snapshot,
     coach_state,
     end_batch,
     halt_coach,
@@ -83,6 +84,7 @@ class RolloutCoordinator:
     async def play(self, plan: RolloutPlan) -> Playing:
         """Returns when the last episode has ended, with verdicts still under way."""
         start = time.monotonic()
+        coach_before = coach_snapshot(self._coach)
         jobs = []
         played: Counter[str] = Counter()
         for index, task in enumerate(plan.tasks):
@@ -93,7 +95,7 @@ class RolloutCoordinator:
         scoring: list[asyncio.Task[ScoredEpisode]] = []
         for first in range(0, len(jobs), self._window):
             await self._play_window(plan, jobs[first : first + self._window], scoring)
-        return Playing(plan=plan, scoring=scoring, rollout_s=time.monotonic() - start)
+        return Playing(plan=plan, scoring=scoring, rollout_s=time.monotonic() - start, coach_before=coach_before)
 
     async def scored(self, playing: Playing) -> Rollout:
         """Waits for the last verdict. On the loop that played; to be called in the order of the steps.
@@ -106,8 +108,10 @@ class RolloutCoordinator:
         except BaseException:
             await playing.cancel()
             raise
-        if playing.plan.scored:
+        if playing.plan.scored and playing.plan.trained_on:
             end_batch(self._coach)
+        elif playing.plan.scored:
+            load_coach_state(self._coach, playing.coach_before)
         self._refuse_total_failure(playing.plan, episodes)
         return Rollout(episodes=episodes, rollout_s=playing.rollout_s, coach_s=time.monotonic() - start)
 
@@ -152,11 +156,7 @@ class RolloutCoordinator:
             index = len(actions) - 1
             if plan.scored and not needs_outcome(self._coach, actions[index], self._last_agent_id):
                 episode = Episode(
-                    id=episode_id,
-                    task=task,
-                    actions=tuple(actions),
-                    sample=sample,
-                    last_agent_id=self._last_agent_id,
+                    id=episode_id, task=task, actions=tuple(actions), sample=sample, last_agent_id=self._last_agent_id
                 )
                 verdicts[index] = asyncio.create_task(self._verdict(until(episode, index), index))
 

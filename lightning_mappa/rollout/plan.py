@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lightning_mappa.rollout.engine import Session
 from lightning_mappa.types import Action, ScoredEpisode, Task
@@ -24,7 +24,12 @@ class RolloutPlan:
     n_samples: int
     temperature: float
     scored: bool
-    """Whether the coach sees the actions; evaluations leave it out."""
+    """Whether the coach sees the actions."""
+
+    @property
+    def trained_on(self) -> bool:
+        """An evaluation is not: it leaves the coach as it was, and draws the same samples at every version."""
+        return self.split == "train"
 
     def episode_id(self, task_index: int, sample: int) -> str:
         """Sorts in the order of the plan."""
@@ -49,6 +54,8 @@ class Playing:
     plan: RolloutPlan
     scoring: Sequence[asyncio.Task[ScoredEpisode]]
     rollout_s: float
+    coach_before: Mapping[str, Any]
+    """What the coach remembered when the first episode began."""
 
     async def cancel(self) -> None:
         for task in self.scoring:

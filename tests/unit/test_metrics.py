@@ -15,9 +15,11 @@ from lightning_mappa.metrics import (
     fair_metrics,
     majority,
     mean_at_k,
+    mean_scores,
     pass_at_k,
     repeated_sampling_metrics,
     samples_by_task,
+    score_metrics,
     success_metrics,
 )
 from lightning_mappa.record import evaluation_metrics
@@ -209,3 +211,10 @@ def test_fair_metrics_are_means_over_those_that_have_them():
     assert fair_metrics(episodes) == pytest.approx(expected)
     assert {n: v for n, v in evaluation_metrics(episodes).items() if n in expected} == pytest.approx(expected)
     assert fair_metrics(episodes[3:]) == {}
+
+
+def test_scores_of_evaluations_say_what_is_missing():
+    solver, executor = make_action(), make_action(agent_id="executor", index=1)
+    episodes = [make_scored("a", [solver, executor], [4.0, None]), make_scored("b", [solver, executor], [7.0, None])]
+    assert mean_scores(episodes) == {"solver": 5.5}
+    assert score_metrics(episodes) == {"score/solver": 5.5, "score_missing/executor": 1.0, "score_missing/solver": 0.0}

@@ -221,3 +221,16 @@ def test_the_command_ends_with_its_exit_code_and_leaves_no_folder(
     out = capsys.readouterr()
     assert out.err.startswith("mappa: ") if code else json.loads(out.out)["possible"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scored_evaluations_are_billed():
+    coach = (*PAPER, "coach=anthropic")
+    alone = as_data(make_plan(composed(*coach)))
+    scored = make_plan(composed(*coach, "datamodule.val_scored=true", "datamodule.val_limit=10"))
+    per_episode = alone["coach"][0]["calls"] // alone["total"]["episodes"]
+    # 33 evaluations of 10 tasks with 4 samples each
+    assert as_data(scored)["coach"][0]["calls"] == alone["coach"][0]["calls"] + 33 * 10 * 4 * per_episode
+    unknown = make_plan(composed(*coach, "datamodule.val_scored=true", "datamodule.val_limit=null"))
+    assert as_data(unknown)["coach"][0]["calls"] == alone["coach"][0]["calls"]
+    assert any("val_limit is null" in note for note in unknown.notes)
+    assert not any("val_limit is null" in note for note in scored.notes)
