@@ -20,6 +20,7 @@ from lightning_mappa.audit.passes import score_cases
 from lightning_mappa.audit.watched import halted_on_failure, max_missing_rate, not_ended
 from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
+from lightning_mappa.coaches.verdict import DEADLINE_S
 from lightning_mappa.coaches.watch import MissingWatch, missing_watch
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.files import write_json
@@ -67,6 +68,7 @@ async def audit_coach(
     seed: int,
     names: Collection[str] | None = None,
     watch: MissingWatch | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> dict[str, Any]:
     """The audit's report, JSON-able: figures with intervals, findings by name, and what each template gave.
 
@@ -79,7 +81,7 @@ async def audit_coach(
     """
     twice = names is None or not set(names) <= set(ASKED_ONCE)
     async with halted_on_failure(coach):
-        scores = await score_cases(coach, cases, twice=twice, watch=watch)
+        scores = await score_cases(coach, cases, twice=twice, watch=watch, deadline_s=deadline_s)
     found = figures(scores, seed=seed, names=names)
     return {
         "coach": coach.name,
@@ -143,7 +145,9 @@ async def _checked_audit(coach: Coach, cfg: DictConfig, folder: Path) -> dict[st
     folder.mkdir(parents=True, exist_ok=True)
     bind_accounts(coach, folder)
     cases = CASES[name](cfg.seed, cfg.n_cases, held_out=cfg.held_out)
-    report = await audit_coach(coach, cases, seed=cfg.seed, watch=missing_watch(cfg.coach))
+    report = await audit_coach(
+        coach, cases, seed=cfg.seed, watch=missing_watch(cfg.coach), deadline_s=cfg.runtime.deadline_s
+    )
     return {**report, "held_out": cfg.held_out, "cases": name}
 
 

@@ -104,7 +104,8 @@ def _audited(cfg: DictConfig, folder: Path, cases: Sequence[AuditCase]) -> dict[
     async def ask() -> dict[str, Any]:
         await check_coach(coach)
         bind_accounts(coach, folder)
-        return await audit_coach(coach, cases, seed=cfg.seed, names=ASKED_ONCE, watch=missing_watch(cfg.coach))
+        watch, deadline_s = missing_watch(cfg.coach), cfg.runtime.deadline_s
+        return await audit_coach(coach, cases, seed=cfg.seed, names=ASKED_ONCE, watch=watch, deadline_s=deadline_s)
 
     try:
         _share_caps(cfg, coach)

@@ -128,7 +128,11 @@ async def _both_sides(cfg: DictConfig, recorded: DictConfig, folder: RunFolder, 
     limit = len(steps) if cfg.recoach.max_steps is None else cfg.recoach.max_steps
     for number in list(steps)[:limit]:
         step, before = steps[number], read_episodes(files[number])
-        after = before if coach is None else await rescored(coach, before, last_agent_id(workflow), watch)
+        after = (
+            before
+            if coach is None
+            else await rescored(coach, before, last_agent_id(workflow), watch, cfg.runtime.deadline_s)
+        )
         new_step = recredited(step, after, _reward_settings(cfg))
         _add(sides, before, after)
         sides.recorded_advantages |= advantages(step, _credit_settings(recorded))

@@ -8,27 +8,31 @@ from dataclasses import replace
 from lightning_mappa.algorithm.advantages import ActionRow, CreditSettings, action_advantage, credit
 from lightning_mappa.algorithm.rewards import action_reward
 from lightning_mappa.audit.watched import halted_on_failure
-from lightning_mappa.coaches.base import Coach, ask, end_batch, shown_to, verdicts_of
+from lightning_mappa.coaches.base import Coach, end_batch, shown_to, verdicts_of
+from lightning_mappa.coaches.verdict import DEADLINE_S, verdict_of
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.datamodules.transcript import RecordedStep
-from lightning_mappa.errors import MappaError
 from lightning_mappa.rollout.ledger import RewardSettings, masked_before_credit
 from lightning_mappa.types import ActionKey, Episode, Experience, MaskReason, ScoredEpisode, Verdict
 
 
 async def rescored(
-    coach: Coach, episodes: Sequence[ScoredEpisode], last_agent_id: str | None, watch: MissingWatch | None = None
+    coach: Coach,
+    episodes: Sequence[ScoredEpisode],
+    last_agent_id: str | None,
+    watch: MissingWatch | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> tuple[ScoredEpisode, ...]:
     """The episodes of one step with the coach's verdicts; it is shown of them what a rollout would show it.
 
-    Verdicts are asked for in the order of episodes and actions, and to the coach they are one batch. One that raises
-    is missing, as in a rollout; `CoachError` and the like pass. `watch` raises one when too many are missing. Whatever
-    it is that fails, calls in flight are booked first.
+    Verdicts are asked for in the order of episodes and actions, and to the coach they are one batch. One that raises,
+    or takes longer than the deadline, is missing, as in a rollout; `CoachError` and the like pass. `watch` raises one
+    when too many are missing. Whatever it is that fails, calls in flight are booked first.
     """
     asked = [(scored.episode, action.index) for scored in episodes for action in scored.episode.actions]
 
     async def watched(episode: Episode, index: int) -> Verdict:
-        verdict = await _verdict(coach, episode, index, last_agent_id)
+        verdict = await verdict_of(coach, shown_to(coach, episode, index, last_agent_id), index, deadline_s)
         if watch is not None:
             watch.see(episode.actions[index], verdict)
         return verdict
@@ -85,12 +89,3 @@ def verdicts_by_action(episodes: Sequence[ScoredEpisode]) -> Mapping[ActionKey, 
         for scored in episodes
         for action, verdict in zip(scored.episode.actions, scored.verdicts, strict=True)
     }
-
-
-async def _verdict(coach: Coach, episode: Episode, index: int, last_agent_id: str | None) -> Verdict:
-    try:
-        return await ask(coach, shown_to(coach, episode, index, last_agent_id), index)
-    except MappaError:
-        raise
-    except Exception as error:
-        return Verdict(score=None, reason=f"the coach raised {type(error).__name__}: {error}", coach=coach.name)

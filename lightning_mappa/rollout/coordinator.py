@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning_mappa.coaches.base import (
     Coach,
-    ask,
     coach_snapshot,
     coach_state,
     end_batch,
@@ -21,6 +20,7 @@ from lightning_mappa.coaches.base import (
     needs_outcome,
     until,
 )
+from lightning_mappa.coaches.verdict import is_cancelled, verdict_of
 from lightning_mappa.coaches.watch import MissingWatch
 from lightning_mappa.errors import CoachError, EngineLost, InfrastructureError, MappaError
 from lightning_mappa.rollout.engine import Engine, Session
@@ -180,7 +180,7 @@ class RolloutCoordinator:
                     text = await self._workflow.run(task, seats)
                 grade = await self._grade(task, text, workspace, actions)
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             status, reason = EpisodeStatus.FAILED, "the workflow cancelled itself"
         except MappaError as error:
@@ -238,7 +238,7 @@ class RolloutCoordinator:
     async def _verdict(self, episode: Episode, index: int) -> Verdict:
         """When it ends the run, calls in flight are booked first: they are paid for."""
         try:
-            verdict = await self._asked(episode, index)
+            verdict = await verdict_of(self._coach, episode, index, self._deadline_s)
             # Of what was cut short there may be nothing to judge, and not every coach can say so.
             if self._missing_watch is not None and episode.status is not EpisodeStatus.FAILED:
                 self._missing_watch.see(episode.actions[index], verdict)
@@ -246,22 +246,6 @@ class RolloutCoordinator:
         except CoachError as error:
             await halt_coach(self._coach, str(error))
             raise
-
-    async def _asked(self, episode: Episode, index: int) -> Verdict:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await ask(self._coach, episode, index)
-        except MappaError:
-            raise
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            return self._missing("the coach cancelled itself")
-        except Exception as error:
-            return self._missing(f"the coach raised {type(error).__name__}: {error}")
-
-    def _missing(self, reason: str) -> Verdict:
-        return Verdict(score=None, reason=reason, coach=self._coach.name)
 
     @staticmethod
     def _refuse_total_failure(plan: RolloutPlan, episodes: Sequence[ScoredEpisode]) -> None:
@@ -289,9 +273,3 @@ def _with_broken_sandbox(actions: Sequence[Action]) -> Action | None:
     return next(
         (a for a in actions if any(result.status is ToolStatus.SANDBOX_ERROR for result in a.tool_results)), None
     )
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was told to stop, and not merely something that it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

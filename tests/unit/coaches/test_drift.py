@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from omegaconf import OmegaConf
 
 from lightning_mappa.algorithm.advantages import ActionRow, ActionStats, CreditSettings, action_advantage, credit
 from lightning_mappa.coaches.base import Coach, end_batch
@@ -24,6 +26,7 @@ from tests.unit.factories import make_action
 CLASSES, NUMBERS = "tables/classification", "tables/regression"
 STEPS, EPISODES, START, LR = 80, 16, 1.75, 0.05
 SEEDS = range(24)
+CONF = Path(__file__).parents[3] / "conf"
 
 
 def plain() -> Coach:
@@ -39,6 +42,12 @@ def leaning() -> Coach:
 
 def corrected() -> Coach:
     return CalibratedCoach(leaning(), group_by=["role", "kind"], within=["role"], min_count=8, shrinkage=1)
+
+
+def packaged() -> Coach:
+    """With the settings of `coach=calibrated`."""
+    settings = OmegaConf.load(CONF / "coach" / "calibrated.yaml")
+    return CalibratedCoach(leaning(), **{key: settings[key] for key in settings if key not in ("_target_", "coach")})
 
 
 class Learner:
@@ -85,7 +94,8 @@ def _episode(name: str, rng: random.Random, learners: dict[str, Learner]) -> Epi
     kind = rng.choice([CLASSES, NUMBERS])
     text = "right" if rng.random() < learners[kind].right else "wrong"
     action = make_action(agent_id="modeler", episode_id=name, text=text)
-    return Episode(id=name, task=Task(id=name, kind=kind, prompt=""), actions=(action,))
+    task = Task(id=name, kind=kind, prompt="")
+    return Episode(id=name, task=task, actions=(action,), outcome=float(text == "right"))
 
 
 def _row(episode: Episode, score: float | None) -> ActionRow:
@@ -105,7 +115,7 @@ def _row(episode: Episode, score: float | None) -> ActionRow:
 @pytest.fixture(scope="module")
 def gaps() -> dict[str, list[float]]:
     """Per coach and seed: how much more often classification fails than regression, as a ratio of log chances."""
-    made = {"plain": plain, "leaning": leaning, "corrected": corrected}
+    made = {"plain": plain, "leaning": leaning, "corrected": corrected, "packaged": packaged}
     found: dict[str, list[float]] = {}
     for name, make in made.items():
         ends = [failures(make(), seed) for seed in SEEDS]
@@ -118,10 +128,11 @@ def test_a_coach_that_prefers_regression_lets_classification_fail_more(gaps):
     assert t(gaps["leaning"]) > 5
 
 
-def test_without_preference_or_with_the_correction_no_kind_is_behind(gaps):
+@pytest.mark.parametrize("correction", ["corrected", "packaged"])
+def test_without_preference_or_with_the_correction_no_kind_is_behind(gaps, correction):
     assert abs(fmean(gaps["plain"])) < 0.15
-    assert abs(fmean(gaps["corrected"])) < 0.15
-    paired = [a - b for a, b in zip(gaps["leaning"], gaps["corrected"], strict=True)]
+    assert abs(fmean(gaps[correction])) < 0.15
+    paired = [a - b for a, b in zip(gaps["leaning"], gaps[correction], strict=True)]
     assert t(paired) > 5
 
 
