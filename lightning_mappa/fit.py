@@ -257,7 +257,7 @@ def _last_words(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     success = summary["val"]["success"]
     shown = " → ".join("?" if value is None else f"{value:.3f}" for value in success.values())
     return (
-        f"success on the selection split (n = {summary['val']['n']}): {shown} "
+        f"success on the selection split (n = {summary['val']['n']} episodes): {shown} "
         f"at version {summary['selected_version']}, {summary['wall_s']:.0f} s\n"
         f"run folder: {folder.path}\n"
         f"unbiased figures: mappa test {folder.path}"

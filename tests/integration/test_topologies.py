@@ -30,7 +30,7 @@ def actors(folder: Path) -> dict[str, list[str]]:
         ("debate", {("first", "second", "first", "second", "judge")}),
         ("critic_loop", {("author", *("critic", "author") * n) for n in (1, 2, 3)}),
         ("router", {("router", "reasoner"), ("router", "coder"), ("router", "coder", "coder")}),
-        ("single_agent", {("solver",)}),
+        ("single_agent", {("solver",), ("solver", "solver")}),
     ],
 )
 def test_a_topology_from_yaml_trains(experiment, allowed, tmp_path):

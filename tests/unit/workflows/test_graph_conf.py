@@ -129,6 +129,8 @@ def test_one_agent_alone_may_write_as_much_as_the_team_of_mathchat(prompts):
         alone = compose("fit", overrides=["experiment=single_agent", f"prompts={prompts}"])
     budget = sum(agent.max_new_tokens * agent.max_turns for agent in team.agents.values())
     assert [agent.max_new_tokens * agent.max_turns for agent in alone.agents.values()] == [budget]
+    assert alone.agents.solver.tools == team.agents.executor.tools
+    assert alone.tools == team.tools
 
 
 def test_without_training_nothing_moves():
