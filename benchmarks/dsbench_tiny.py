@@ -18,16 +18,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lightning_mappa.metrics import fair_metrics, outcomes_by_task, success_metrics
-from lightning_mappa.rollout.transcripts import read_episodes
-from lightning_mappa.statistics.intervals import Interval, t_interval
-from lightning_mappa.statistics.paired import PairedGain, paired
-from lightning_mappa.types import ScoredEpisode
+from before_after import Episodes, cells_table, report, span
+
+from lightning_mappa.metrics import fair_metrics, success_metrics
+from lightning_mappa.statistics.intervals import t_interval
 
 HERE = Path(__file__).resolve().parent
 OWN_CONF = f"hydra.searchpath=[file://{HERE / 'dsbench_tiny_conf'}]"
@@ -51,8 +50,6 @@ FIGURES = (
 )
 SAMPLES = 2
 """Episodes per table of the report split."""
-
-Episodes = Sequence[ScoredEpisode]
 
 
 def run_cell(runs: Path, condition: str, seed: int, extra: Sequence[str]) -> Path:
@@ -84,10 +81,6 @@ def call(log: Path, *arguments: str) -> None:
         subprocess.run(command, stdout=file, stderr=file, check=True, env=environment)
 
 
-def report(folder: Path, which: str) -> Episodes:
-    return read_episodes(folder / "transcripts" / f"report-{which}.jsonl")
-
-
 def figures(episodes: Episodes) -> dict[str, float]:
     """Success as a mean over tables, fair metrics over all episodes, and how many engineers fit on test rows."""
     leaks = fmean(
@@ -98,40 +91,6 @@ def figures(episodes: Episodes) -> dict[str, float]:
         for call in action.tool_calls
     )
     return {"leaks": leaks, **success_metrics(episodes), **fair_metrics(episodes)}
-
-
-def over_tables(folders: Iterable[Path]) -> PairedGain:
-    """Gain paired by table; tables of different seeds are different tables."""
-    before: dict[str, list[float]] = {}
-    after: dict[str, list[float]] = {}
-    for folder in folders:
-        for gathered, which in ((before, "initial"), (after, "selected")):
-            found = outcomes_by_task(report(folder, which))
-            gathered.update({f"{folder.name}/{task}": outcomes for task, outcomes in found.items()})
-    return paired(before, after, seed=0)
-
-
-def cells_table(folders: Mapping[int, Path]) -> str:
-    lines = [
-        "| seed | tables | episodes | initial | selected | gain | 95 % over tables | version | fit, s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    gains = []
-    for seed, folder in folders.items():
-        result = json.loads((folder / "test.json").read_text())
-        gain = over_tables([folder])
-        gains.append(gain.gain.value)
-        wall = float((folder / "fit_wall_s").read_text())
-        lines.append(
-            f"| {seed} | {gain.n} | {gain.n * SAMPLES} | {gain.before:.3f} | {gain.after:.3f} | {gain.gain.value:+.3f} "
-            f"| {span(gain.gain)} | {result['selected_version']} | {wall:.0f} |"
-        )
-    every = over_tables(folders.values())
-    lines.append(
-        f"| all | {every.n} | {every.n * SAMPLES} | {every.before:.3f} | {every.after:.3f} | {every.gain.value:+.3f} "
-        f"| {span(every.gain)} | | |"
-    )
-    return "\n".join([*lines, "", f"Gain over seeds: {signed(t_interval(gains), fmean(gains))}."])
 
 
 def fair_table(folders: Mapping[int, Path]) -> str:
@@ -187,14 +146,6 @@ def end_of_training(folder: Path, last: int) -> dict[str, Any]:
     }
 
 
-def span(interval: Interval) -> str:
-    return f"{interval.low:+.3f} … {interval.high:+.3f}"
-
-
-def signed(interval: Interval | None, mean: float) -> str:
-    return f"{mean:+.3f}" if interval is None else f"{mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -208,7 +159,8 @@ def main() -> None:
         for condition in arguments.conditions
     }
     if "coached" in folders:
-        print(cells_table(folders["coached"]), fair_table(folders["coached"]), sep="\n\n", end="\n\n")
+        cells = cells_table(folders["coached"], problems="tables", samples=SAMPLES)
+        print(cells, fair_table(folders["coached"]), sep="\n\n", end="\n\n")
     print(drift_table(folders, arguments.last))
 
 

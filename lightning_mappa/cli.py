@@ -97,8 +97,13 @@ def main() -> NoReturn:
         sys.argv = [f"mappa {command}", *name_positionals(command, arguments)]
         entry = hydra.main(config_path="pkg://lightning_mappa.conf", config_name=command, version_base="1.3")
         entry(job(command, in_full))()
+        sys.stdout.flush()
     except JobFailed as failed:
         sys.exit(failed.exit_code)
+    except BrokenPipeError:
+        # `mappa fit --help | head`. What is left in the buffer would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)
     except (MappaError, HydraException, OmegaConfBaseException, ValueError) as error:
         # Jobs report their own errors: what arrives here was raised while the config was composed.
         sys.exit(report(explain(error, sys.argv[1:]), in_full))

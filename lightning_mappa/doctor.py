@@ -33,6 +33,7 @@ KEYS = {
     "HF_TOKEN": "only a gated model of the Hugging Face hub needs one",
 }
 NOT_SHOWN = ("dev",)
+WARM = "warm interpreter"
 MIN_FREE_MB, GOOD_FREE_MB = 200, 5000
 """What the default run writes, with a margin; what a run with `model=smollm2` and its cache take."""
 GOOD_SHARED_MB = 1000
@@ -130,6 +131,19 @@ def sandbox(overrides: Sequence[str], installed: Iterable[Check]) -> Iterator[Ch
             yield Check(section="sandbox", name=name, state=state, found=reason, fix=fix)
         else:
             yield Check(section="sandbox", name=name, found="holds")
+    yield _warm(overrides)
+
+
+def _warm(overrides: Sequence[str]) -> Check:
+    """Whether programs could find modules imported; asked of an interpreter with one that every Python has."""
+    tool = tool_of([*overrides, f"{TOOL_KEY}.warm=[json]"])
+    try:
+        tool.check()
+    except ConfigError as error:
+        return Check(section="sandbox", name=WARM, state=State.MISSING, found="not here", fix=str(error))
+    finally:
+        tool.close()
+    return Check(section="sandbox", name=WARM, found="can be had")
 
 
 def packages() -> Iterator[Check]:

@@ -49,7 +49,9 @@ class RunProgress:
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         success = metrics.get("success")
         shown = "not gradable" if success is None else f"success {success:.3f}"
-        self._console.print(f"version {version:>4}  selection split: {shown} (n = {metrics['n']:.0f} episodes)", highlight=False)
+        self._console.print(
+            f"version {version:>4}  selection split: {shown} (n = {metrics['n']:.0f} episodes)", highlight=False
+        )
 
     def step_closed(self, line: Mapping[str, Any]) -> None:
         text = step_text(line)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from lightning_mappa.audit.case_sets import CASES, case_set
@@ -22,6 +21,7 @@ from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
 from lightning_mappa.coaches.verdict import DEADLINE_S
 from lightning_mappa.coaches.watch import MissingWatch, missing_watch
+from lightning_mappa.console import table_console
 from lightning_mappa.errors import CoachError, ConfigError
 from lightning_mappa.files import write_json
 
@@ -161,7 +161,7 @@ def _print(report: Mapping[str, Any]) -> None:
         interval = "none, constant" if figure["interval"] == CONSTANT_INTERVAL else interval
         value = "undefined" if figure["value"] is None else f"{figure['value']:.3f}"
         table.add_row(name, value, interval, str(figure["n"]))
-    console = Console()
+    console = table_console()
     console.print(table)
     console.print("intervals: of shares Wilson's, of effects by bootstrap; cases of one template are not independent")
     for name, template in report["templates"].items():

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
-
-from rich.console import Console
 
 from lightning_mappa.compare.conditions import compare_runs
 from lightning_mappa.compare.plot import draw_plot
 from lightning_mappa.compare.runs import find_runs, load_runs
 from lightning_mappa.compare.tables import as_data, show
+from lightning_mappa.console import table_console
 from lightning_mappa.errors import ConfigError, ExitCode
 
 
@@ -39,8 +37,7 @@ def compare(arguments: Sequence[str]) -> ExitCode:
     if parsed.json:
         print(json.dumps(as_data(comparison), indent=2))
     else:
-        # Piped into a file, a table is as wide as it has to be.
-        show(comparison, Console(width=None if sys.stdout.isatty() else 160))
+        show(comparison, table_console())
     if parsed.plot is not None:
         draw_plot(comparison, parsed.plot)
     return ExitCode.DONE

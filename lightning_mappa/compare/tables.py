@@ -63,8 +63,10 @@ def _groups(comparison: Comparison) -> Table:
         "gain",
         "95 % over seeds",
         "95 % over problems",
+        "runs",
     ):
-        table.add_column(name, justify="left" if name in ("", "seeds") else "right")
+        left = name in ("", "seeds", "runs")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
     for group in comparison.groups:
         table.add_row(
             group.name,
@@ -75,6 +77,7 @@ def _groups(comparison: Comparison) -> Table:
             f"{group.gain:+.3f}",
             _span(group.gain_over_seeds),
             _span(group.gain_over_problems),
+            ", ".join(run.folder.name for run in group.runs.values()),
         )
     return table
 

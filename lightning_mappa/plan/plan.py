@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
+from lightning_mappa.console import table_console
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.plan.agents import AgentPlan, plan_agents
 from lightning_mappa.plan.arithmetic import RunBatches
@@ -55,7 +55,7 @@ def plan(cfg: DictConfig) -> dict[str, Any]:
     if cfg.plan.json:
         print(json.dumps(data, indent=2))
     else:
-        show(planned, Console(soft_wrap=True, highlight=False))
+        show(planned, table_console())
     if planned.problems:
         raise ConfigError("; ".join(planned.problems))
     return data

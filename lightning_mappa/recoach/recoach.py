@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from lightning_mappa.agent_trainer import agent_module
 from lightning_mappa.agents import AgentFacts, agent_facts, load_agent
@@ -22,6 +21,7 @@ from lightning_mappa.build import build
 from lightning_mappa.coaches.base import Coach, accounts, bind_accounts, check_coach, close_coach
 from lightning_mappa.coaches.watch import missing_watch
 from lightning_mappa.config import structured
+from lightning_mappa.console import table_console
 from lightning_mappa.datamodules.transcript import RecordedStep, RecordedSteps, step_files
 from lightning_mappa.errors import CoachError, ConfigError, MappaError
 from lightning_mappa.files import write_json
@@ -113,7 +113,7 @@ def recoach(cfg: DictConfig) -> dict[str, Any]:
         raise not_ended("recoach", coach, error) from error
     finally:
         close_coach(coach)
-    show(report, Console())
+    show(report, table_console())
     print(path)
     return report
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_help_is_hydras(mappa: Mappa, work: Work, capsys: Any):
     assert "experiment: " in shown
     assert "rollout_batch_size" in shown
     assert not work.configs
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lightning_mappa", "fit", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- configs --------------------------------------------------------------------------------------------------
