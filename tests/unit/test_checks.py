@@ -256,6 +256,13 @@ def test_the_first_missing_value_is_named_where_it_stands(composed: DictConfig):
         structured(changed(composed, model__path="???"))
 
 
+def test_an_option_for_another_workflow_says_so():
+    with initialize_config_module("lightning_mappa.conf", version_base="1.3"):
+        cfg = compose("fit", overrides=["coach=table_rules"])
+    with pytest.raises(ConfigError, match=r"'workflow\.stages' not found; this coach goes with another workflow=OPTION"):
+        structured(cfg)
+
+
 def test_an_interpolation_to_nowhere_is_named(composed: DictConfig):
     with pytest.raises(ConfigError, match=r"^coach.x: Interpolation key 'nowhere' not found"):
         structured(changed(composed, coach__x="${nowhere}"))
