@@ -23,7 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from lightning_mappa.bounds import CHOICES
 from lightning_mappa.checks import check, check_folders
 from lightning_mappa.config import run_folder_name, structured, unknown_key
-from lightning_mappa.errors import ConfigError, ExitCode, MappaError, NotAvailableError
+from lightning_mappa.errors import ConfigError, ExitCode, InfrastructureError, MappaError, NotAvailableError
 from lightning_mappa.saved_config import saved_config
 from lightning_mappa.scale_checks import check_packages
 
@@ -38,6 +38,8 @@ COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "recoach": ("lightning_mappa.recoach.recoach", ("run",)),
 }
 """Command -> (the module with its function, imported when it runs; the keys its positional arguments set)."""
+SHOWS = ("plan",)
+"""Has done its work once it has printed it."""
 PLAIN_COMMANDS: Mapping[str, str] = {"doctor": "lightning_mappa.doctor", "compare": "lightning_mappa.compare.compare"}
 """Command without a config -> the module with its function, which takes the arguments and returns an exit code."""
 
@@ -93,7 +95,10 @@ def main() -> NoReturn:
     try:
         refuse_missing_links()
         if command in PLAIN_COMMANDS:
-            sys.exit(getattr(import_module(PLAIN_COMMANDS[command]), command)(arguments))
+            try:
+                sys.exit(getattr(import_module(PLAIN_COMMANDS[command]), command)(arguments))
+            finally:
+                sys.stdout.flush()
         sys.argv = [f"mappa {command}", *name_positionals(command, arguments)]
         entry = hydra.main(config_path="pkg://lightning_mappa.conf", config_name=command, version_base="1.3")
         entry(job(command, in_full))()
@@ -101,8 +106,7 @@ def main() -> NoReturn:
     except JobFailed as failed:
         sys.exit(failed.exit_code)
     except BrokenPipeError:
-        # `mappa fit --help | head`. What is left in the buffer would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(ExitCode.DONE)
     except (MappaError, HydraException, OmegaConfBaseException, ValueError) as error:
         # Jobs report their own errors: what arrives here was raised while the config was composed.
@@ -130,6 +134,11 @@ def job(command: str, in_full: bool) -> Callable[[DictConfig], float | None]:
             function = getattr(import_module(COMMANDS[command][0]), command)
             return objective(function(checked), checked.optimized_metric)
         except Exception as error:
+            if isinstance(error, BrokenPipeError):
+                drop_output()
+                if command in SHOWS:
+                    sys.exit(ExitCode.DONE)
+                error = InfrastructureError(f"nobody reads the output of mappa {command} any more")
             code = report(error, in_full)
             if sweep and code is not ExitCode.PREEMPTED:
                 raise JobFailed(code) from None
@@ -137,6 +146,11 @@ def job(command: str, in_full: bool) -> Callable[[DictConfig], float | None]:
             sys.exit(code)
 
     return run
+
+
+def drop_output() -> None:
+    """As after `mappa plan | head`: what has been read was enough, and what is in the buffer would fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare(command: str, cfg: DictConfig) -> DictConfig:

@@ -140,7 +140,8 @@ def _warm(overrides: Sequence[str]) -> Check:
     try:
         tool.check()
     except ConfigError as error:
-        return Check(section="sandbox", name=WARM, state=State.MISSING, found="not here", fix=str(error))
+        reason = str(error).removeprefix(f"{TOOL_KEY}.warm=[json]: ")
+        return Check(section="sandbox", name=WARM, state=State.MISSING, found="not here", fix=reason)
     finally:
         tool.close()
     return Check(section="sandbox", name=WARM, found="can be had")

@@ -108,7 +108,8 @@ class Driver:
             scored=settings.val_scored,
         )
         start = time.monotonic()
-        produced = self._result(self._order(plan, version), f"the evaluation at version {version}")
+        with self.record.evaluating():
+            produced = self._result(self._order(plan, version), f"the evaluation at version {version}")
         assert produced is not None
         sync_s = self._board.weights.take_sync_s()
         self.record.time("evaluation", time.monotonic() - start - sync_s)

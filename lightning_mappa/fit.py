@@ -14,10 +14,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_mappa.algorithm.advantages import CreditSettings
 from lightning_mappa.audit.floor import require_floor
-from lightning_mappa.coaches.base import Coach, bind_accounts, halt_coach, learns_from_batches, remembers
+from lightning_mappa.coaches.base import (
+    Coach,
+    bind_accounts,
+    can_be_put_back,
+    halt_coach,
+    learns_from_batches,
+    remembers,
+)
 from lightning_mappa.driver import Driver, DriverSettings
 from lightning_mappa.errors import ConfigError, Preempted, RankLost
 from lightning_mappa.export import export_agents, joint_selection
+from lightning_mappa.plan.arithmetic import evaluations_of
 from lightning_mappa.progress import RunProgress
 from lightning_mappa.record import RunRecord
 from lightning_mappa.rollout.fingerprint import TOLERANCE
@@ -111,6 +119,7 @@ def _fit(
             list(cfg.agents),
             progress,
             max_steps=cfg.trainer.max_steps,
+            evaluations=evaluations_of(cfg.trainer.max_steps, cfg.trainer.val_check_interval),
             coach=coach,
             isolation=environment.isolation,
         )
@@ -164,6 +173,11 @@ def _check_coach(cfg: DictConfig, coach: Coach) -> None:
     staleness = cfg.runtime.max_staleness
     if staleness > 0 and learns_from_batches(coach):
         raise ConfigError(f"runtime.max_staleness is {staleness}; allowed with a coach that learns from batches: 0")
+    if cfg.datamodule.val_scored and not can_be_put_back(coach):
+        raise ConfigError(
+            f"datamodule.val_scored=true with the coach {coach.name}, which learns from batches and has no state_dict "
+            "and load_state_dict: it would learn from evaluations too; allowed: false"
+        )
     if staleness > 0 and cfg.datamodule.val_scored and remembers(coach):
         raise ConfigError(
             f"datamodule.val_scored=true with runtime.max_staleness={staleness} and a coach that remembers earlier "

@@ -7,8 +7,9 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lightning_mappa.console import PipedConsole
 
 
 class RunProgress:
@@ -21,7 +22,7 @@ class RunProgress:
     """
 
     def __init__(self, total: int, done: int = 0, enabled: bool = True) -> None:
-        self._console = Console(stderr=False, quiet=not enabled, soft_wrap=True)
+        self._console = PipedConsole(stderr=False, quiet=not enabled, soft_wrap=True)
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),

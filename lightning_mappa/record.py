@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from lightning_mappa.rollout.plan import Rollout
 from lightning_mappa.rollout.transcripts import evaluation_path, step_path, write_transcript
 from lightning_mappa.run_folder import RunFolder
 from lightning_mappa.types import EpisodeStatus, ScoredEpisode
+
+COSTS = ("calls", "usd")
 
 
 class Listener(Protocol):
@@ -41,7 +44,7 @@ class RunRecord:
 
     Args:
         agents: all who act, trained or frozen, in the order in which scores are shown.
-        max_steps: rollout steps of the whole run, which forecasts are for.
+        max_steps, evaluations: of the whole run, which forecasts are for.
         coach: asked what it has cost, if it keeps accounts (`coaches.base.KeepsAccounts`).
         isolation: tool → the tier its programs run under; the summary says it.
     """
@@ -53,6 +56,7 @@ class RunRecord:
         listener: Listener,
         *,
         max_steps: int,
+        evaluations: int = 1,
         coach: object,
         isolation: Mapping[str, str],
     ) -> None:
@@ -60,6 +64,8 @@ class RunRecord:
         self._agents = tuple(agents)
         self._listener = listener
         self._max_steps = max_steps
+        self._n_evaluations = evaluations
+        self._evaluation_costs: Counter[str] = Counter()
         self._coach = coach
         self._isolation = dict(isolation)
         self._started = time.monotonic()
@@ -78,6 +84,16 @@ class RunRecord:
     def time(self, part: str, seconds: float) -> None:
         """Adds to what the step so far has spent on `part`."""
         self._timing[part] = self._timing.get(part, 0.0) + seconds
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """What the coach is asked meanwhile is forecast by the number of evaluations, and not of steps."""
+        before = accounts(self._coach)
+        yield
+        after = accounts(self._coach)
+        for name in COSTS:
+            if after.get(name) is not None:
+                self._evaluation_costs[name] += after[name] - (before.get(name) or 0)
 
     def evaluation(self, version: int, episodes: Sequence[ScoredEpisode], metrics: Mapping[str, float]) -> None:
         self._evaluations[version] = dict(metrics)
@@ -151,10 +167,12 @@ class RunRecord:
     def _costs(self, steps_done: int) -> dict[str, Any]:
         """What the coach has cost, and what calls and dollars will come to; nothing where it costs nothing."""
         figures = dict(accounts(self._coach))
-        for name in ("calls", "usd"):
-            so_far = figures.get(name)
+        for name in COSTS:
+            so_far, of_evaluations = figures.get(name), self._evaluation_costs[name]
             if so_far is not None and steps_done:
-                figures[f"forecast_{name}"] = forecast(so_far, steps_done, self._max_steps)
+                steps = forecast(so_far - of_evaluations, steps_done, self._max_steps)
+                evaluations = forecast(of_evaluations, max(1, len(self._evaluations)), self._n_evaluations)
+                figures[f"forecast_{name}"] = steps + evaluations
         return {"coach": figures} if figures else {}
 
     def state(self) -> dict[str, Any]:
@@ -164,6 +182,7 @@ class RunRecord:
             "counts": dict(self._counts),
             "masked": dict(self._masked),
             "evaluations": {str(version): metrics for version, metrics in self._evaluations.items()},
+            "evaluation_costs": dict(self._evaluation_costs),
             "scores": self._scores,
             "ratio_max": self._ratio_max,
             "closed": sorted(self.closed),
@@ -175,6 +194,7 @@ class RunRecord:
         self._counts = Counter(state["counts"])
         self._masked = Counter(state["masked"])
         self._evaluations = {int(version): metrics for version, metrics in state["evaluations"].items()}
+        self._evaluation_costs = Counter(state.get("evaluation_costs", {}))
         self._scores = {agent: list(values) for agent, values in state["scores"].items()}
         self._ratio_max = state["ratio_max"]
         self.closed = set(state["closed"])

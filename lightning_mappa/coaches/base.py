@@ -71,7 +71,9 @@ class StatefulCoach(Coach, Protocol):
         """JSON-able."""
         ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Forgets whatever has come since, verdicts of a batch that has not ended too."""
+        ...
 
 
 def coach_state(coach: Coach) -> Mapping[str, Any]:
@@ -113,6 +115,11 @@ def learns_from_batches(coach: Coach) -> bool:
 def remembers(coach: Coach) -> bool:
     """Whether the verdicts of the coach, or of one in it, depend on earlier ones; a false `learns` says no."""
     return any(isinstance(part, StatefulCoach) and getattr(part, "learns", True) for part in with_parts(coach))
+
+
+def can_be_put_back(coach: Coach) -> bool:
+    """Whether all that learns in the coach has a state to load."""
+    return all(isinstance(part, StatefulCoach) for part in with_parts(coach) if isinstance(part, LearnsFromBatches))
 
 
 def end_batch(coach: Coach) -> None:

@@ -15,6 +15,8 @@ from lightning_mappa.types import Episode, Verdict
 
 FIELDS = ("agent", "role", "kind", "turn", "outcome")
 Group = tuple[str, ...]
+NO_SPREAD = 1e-6
+"""Variance of scores below which a group is constant but for rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ class CalibratedCoach:
     Args:
         group_by, within: of `agent`, `role`, `kind` (of task), `turn` and `outcome` (right from a half on, wrong or
             unknown), for which every verdict waits; `within` is a part of `group_by`.
-        min_count: scores that a group must have for its own to be corrected.
+        min_count: scores that a group must have for its own to be corrected, and to count in what others are corrected
+            by; older scores count as `decay` says.
         shrinkage: scores that `mu` and `sigma` count for in a group's statistics, so that few scores move little;
             and a group of n scores counts n / (n + shrinkage) in `mu`.
         decay: what a score weighs one batch later; 1 forgets nothing.
@@ -145,12 +148,13 @@ class CalibratedCoach:
         own = self._moments.get(group)
         if own is None or own.count < self._min_count:
             return score
-        alike = [m for other, m in self._moments.items() if all(other[f] == group[f] for f in self._within)]
+        known = [(other, moments) for other, moments in self._moments.items() if moments.count >= self._min_count]
+        alike = [moments for other, moments in known if all(other[f] == group[f] for f in self._within)]
         mean, variance = pooled(alike, self._shrinkage)
         weight = own.count / (own.count + self._shrinkage)
         own_mean = weight * own.mean + (1 - weight) * mean
         own_variance = weight * own.variance + (1 - weight) * variance
-        stretch = math.sqrt(variance / own_variance) if variance > 0 and own_variance > 0 else 1.0
+        stretch = math.sqrt(variance / own_variance) if min(variance, own_variance) > NO_SPREAD else 1.0
         stretch = min(max(stretch, 1 / self._max_stretch), self._max_stretch)
         return min(max((score - own_mean) * stretch + mean, 0.0), SCORE_RANGE)
 

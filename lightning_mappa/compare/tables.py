@@ -77,7 +77,7 @@ def _groups(comparison: Comparison) -> Table:
             f"{group.gain:+.3f}",
             _span(group.gain_over_seeds),
             _span(group.gain_over_problems),
-            ", ".join(run.folder.name for run in group.runs.values()),
+            ", ".join(str(run.folder) for run in group.runs.values()),
         )
     return table
 

@@ -20,7 +20,7 @@ MEMORY_KEYS = ("micro_batch_size", "micro_batch_tokens", "logprob_chunk_size")
 NEVER = {"max_skipped_steps": "no step is taken"}
 """Key of `algorithm` → why it changes nothing."""
 
-_READ = ("coach", "algorithm", "recoach", "run", "runtime.num_threads", "trainer.accelerator")
+_READ = ("coach", "algorithm", "recoach", "run", "runtime.num_threads", "runtime.deadline_s", "trainer.accelerator")
 
 
 def changed(recorded: DictConfig, cfg: DictConfig) -> dict[str, list[Any]]:

@@ -11,6 +11,7 @@ from lightning_mappa.coaches.stateful import CalibratedCoach
 from lightning_mappa.errors import ConfigError
 from lightning_mappa.fit import fit
 from lightning_mappa.rollout.transcripts import read_episodes
+from lightning_mappa.testing import ScriptedCoach
 from tests.integration.conftest import run_fit, small_config, untimed_lines
 from tests.unit.rollout.test_coordinator import collect, make
 
@@ -27,18 +28,13 @@ COACHES = {
 
 @pytest.mark.parametrize("name", COACHES)
 def test_a_scored_evaluation_leaves_the_coach_as_it_was(name):
-    coach = COACHES[name]()
-    coordinator = make(coach=coach)
-    before = coach_snapshot(coach)
-    evaluated = collect(coordinator, split="selection")
-    assert all(scored.verdicts[0].score is not None for scored in evaluated.episodes)
-    assert coach_snapshot(coach) == before
-
-    collect(coordinator)  # a rollout that is trained on does change it
-    learnt = coach_snapshot(coach)
-    assert learnt != before
-    collect(coordinator, split="selection")
-    assert coach_snapshot(coach) == learnt
+    fresh, coach, twin = COACHES[name](), COACHES[name](), COACHES[name]()
+    for judged, splits in ((coach, ("selection", "train", "selection", "train")), (twin, ("train", "train"))):
+        coordinator = make(coach=judged)
+        for split in splits:
+            found = collect(coordinator, split=split)
+            assert all(scored.verdicts[0].score is not None for scored in found.episodes)
+    assert coach_snapshot(coach) == coach_snapshot(twin) != coach_snapshot(fresh)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -84,3 +80,20 @@ def test_a_coach_that_remembers_needs_evaluations_between_rollouts(tmp_path):
     with pytest.raises(ConfigError, match=r"datamodule\.val_scored=true .*allowed: runtime\.max_staleness=0"):
         fit(cfg)
     assert not (tmp_path / "run").exists()
+
+
+class Forgetful(ScriptedCoach):
+    """Learns, and cannot be put back."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda episode, index: 5.0)
+
+    def end_of_batch(self) -> None:
+        pass
+
+
+def test_a_coach_that_cannot_be_put_back_is_refused(tmp_path):
+    target = f"coach._target_={Forgetful.__module__}.Forgetful"
+    cfg = small_config(tmp_path / "run", target, "datamodule.val_scored=true")
+    with pytest.raises(ConfigError, match=r"learns from batches and has no state_dict"):
+        fit(cfg)

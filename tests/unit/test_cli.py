@@ -120,13 +120,26 @@ def test_help_is_hydras(mappa: Mappa, work: Work, capsys: Any):
     assert not work.configs
 
 
-def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path):
+@pytest.mark.parametrize("arguments", [["fit", "--help"], ["compare", "--help"], ["plan"], ["plan", "plan.json=true"]])
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path, arguments: list[str]):
+    done = into_a_closed_pipe(tmp_path, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_that_nobody_reads_says_so(tmp_path: Path):
+    done = into_a_closed_pipe(tmp_path, "fit", "experiment=tiny_cpu", "trainer.max_steps=1")
+    assert (done.returncode, done.stderr) == (6, "mappa: nobody reads the output of mappa fit any more\n")
+
+
+def into_a_closed_pipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "lightning_mappa", "fit", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
+    command = [sys.executable, "-m", "lightning_mappa", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    try:
+        return subprocess.run(command, cwd=folder, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    finally:
+        os.close(writer)
 
 
 # -- configs --------------------------------------------------------------------------------------------------

@@ -128,3 +128,18 @@ def test_a_coach_around_another_hands_its_accounts_on(tmp_path):
 )
 def test_the_progress_line_ends_with_the_costs(costs, text):
     assert step_text({**LINE, "coach": costs} if costs else LINE).endswith(text)
+
+
+def test_evaluations_are_forecast_by_their_number(tmp_path):
+    """10 calls an evaluation, of which there will be 9, and 5 a step, of which there will be 40."""
+    coach = PaidCoach(calls=0, usd=None)
+    progress = RunProgress(40, enabled=False)
+    record = RunRecord(RunFolder(tmp_path), ["a"], progress, max_steps=40, evaluations=9, coach=coach, isolation={})
+    for version in range(2):
+        with record.evaluating():
+            coach.figures = {**coach.figures, "calls": coach.figures["calls"] + 10}
+        record.evaluation(version, [], {"n": 0.0})
+        coach.figures = {**coach.figures, "calls": coach.figures["calls"] + 5 * (1 - version)}
+    record.closed = {0}
+    assert record.state()["evaluation_costs"] == {"calls": 20}
+    assert record.write_summary(status="done", selected_version=None)["coach"]["forecast_calls"] == 9 * 10 + 40 * 5

@@ -54,7 +54,15 @@ def test_the_command_reports_this_machine_as_json(tier: str, tmp_path: Path):
     assert checks["tier"]["found"] == tier
     assert {name: checks[name]["state"] for name in PROBES} == dict.fromkeys(PROBES, "ok")
     assert checks["limit wall_s"]["found"] == "10.0"
-    assert checks["warm interpreter"]["state"] in ("ok", "missing")
+    warm = tool_of(["tools.python.warm=[json]"])
+    try:
+        warm.check()
+        refused = False
+    except ConfigError:
+        refused = True
+    finally:
+        warm.close()
+    assert checks["warm interpreter"]["state"] == ("missing" if refused else "ok")
     assert checks["torch"]["found"] == importlib.metadata.version("torch")
     assert checks["ANTHROPIC_API_KEY"]["found"] == "present"
     assert os.listdir(tmp_path) == []

@@ -249,6 +249,20 @@ def test_a_group_without_spread_is_only_moved():
     assert trained({"a": [7.0] * 4, "b": [3.0, 5.0] * 2}, min_count=2, shrinkage=0)("a", 8.0) == pytest.approx(6.5)
 
 
+@pytest.mark.parametrize("shrinkage", [0, 8])
+def test_a_group_that_is_too_small_to_be_corrected_corrects_no_other(shrinkage):
+    scores = [8.0, 9.0] * 8
+    alone = trained({"a": scores}, min_count=16, shrinkage=shrinkage)
+    with_stray = trained({"a": scores, "b": [1.0]}, min_count=16, shrinkage=shrinkage)
+    assert alone("a", 8.5) == with_stray("a", 8.5) == pytest.approx(8.5)
+
+
+def test_rounding_is_no_spread():
+    """The variance of three times 1.2 is not quite 0 in floating point."""
+    assert Moments().then([1.2] * 3, 0.98).variance > 0
+    assert trained({"a": [1.2] * 3, "b": [3.0, 5.0]}, min_count=2, shrinkage=0)("a", 2.2) == pytest.approx(3.6)
+
+
 def test_old_scores_fade():
     moments = Moments().then([2.0, 4.0], 0.5).then([9.0], 0.5)
     assert (moments.count, moments.total, moments.squares) == (2, 12, 91)
