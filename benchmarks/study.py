@@ -137,12 +137,12 @@ def tables(results: Results) -> str:
             f"| {fmean(map(curve_mean, runs)):.3f} | {means['wall_s']:.0f} |"
         )
     pairs = {name: values for name in CELLS if len(values := differences(results, name)) > 1}
-    adjusted = holm({name: p_value(values) for name, values in pairs.items()})
+    adjusted = holm({name: p_value(values) for name, values in pairs.items() if any(values)})
     versus = ["| cell | against | seeds | difference | 95 % over seeds | p (Holm) |", "|---|---|---|---|---|---|"]
     for name, values in pairs.items():
         versus.append(
             f"| {name} | {CELLS[name].against} | {len(values)} | {fmean(values):+.3f} | {written(t_interval(values))} "
-            f"| {adjusted[name]:.3f} |"
+            f"| {f'{adjusted[name]:.3f}' if name in adjusted else 'the same runs'} |"
         )
     return "\n".join([*cells, "", *versus])
 

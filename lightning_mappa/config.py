@@ -270,7 +270,7 @@ def structured(cfg: DictConfig) -> DictConfig:
     except OmegaConfBaseException as error:
         reason = str(error).partition("\n")[0]
         if "Interpolation key 'workflow." in reason:
-            reason += f"; this {error.full_key.partition('.')[0]} goes with another workflow=OPTION"
+            reason += f"; this {str(error.full_key).partition('.')[0]} goes with another workflow=OPTION"
         raise ConfigError(f"{error.full_key}: {reason}") from error
     return merged
 

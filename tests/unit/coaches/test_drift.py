@@ -12,6 +12,7 @@ import math
 import random
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -46,7 +47,7 @@ def corrected() -> Coach:
 
 def packaged() -> Coach:
     """With the settings of `coach=calibrated`."""
-    settings = OmegaConf.load(CONF / "coach" / "calibrated.yaml")
+    settings: Any = OmegaConf.to_container(OmegaConf.load(CONF / "coach" / "calibrated.yaml"))
     return CalibratedCoach(leaning(), **{key: settings[key] for key in settings if key not in ("_target_", "coach")})
 
 
