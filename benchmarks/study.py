@@ -3,6 +3,8 @@
     python benchmarks/study.py --jobs 2               # 8 cells x 5 seeds, two at a time with a thread each
     python benchmarks/study.py --tables               # only writes what has been measured so far
 
+Needs `pip install -e '.[dev,plot]'`.
+
 One factor differs from the default per cell (`trajectory_mean` differs from `trajectory`). A run is `mappa fit` and
 then `mappa test`; what came of it goes into docs/study.json at once, and is not measured again unless that entry is
 deleted.
@@ -158,7 +160,8 @@ def draw(results: Results) -> None:
     for name, panel in zip(CELLS, axes.flat, strict=True):
         runs = list(results.of(name).values())
         for run in runs:
-            panel.plot([int(v) for v in run["history"]], list(run["history"].values()), color="0.75", linewidth=1)
+            curve = sorted((int(version), success) for version, success in run["history"].items())
+            panel.plot(*zip(*curve, strict=True), color="0.75", linewidth=1)
         if runs:
             versions = sorted(set.intersection(*(set(map(int, run["history"])) for run in runs)))
             panel.plot(versions, [fmean(run["history"][str(v)] for run in runs) for v in versions], color="C0")
