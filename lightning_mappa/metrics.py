@@ -176,9 +176,9 @@ def mean_scores(episodes: Iterable[ScoredEpisode]) -> dict[str, float]:
 
 def score_metrics(episodes: Sequence[ScoredEpisode]) -> dict[str, float]:
     """`score/<agent>`, the mean verdict, and `score_missing/<agent>`, the share of actions without one."""
-    means = {f"score/{agent}": mean for agent, mean in mean_scores(episodes).items()}
-    acted = Counter(action.agent_id for scored in episodes for action in scored.episode.actions)
     scores = _scores(episodes)
+    means = {f"score/{agent}": fmean(given) for agent, given in scores.items()}
+    acted = Counter(action.agent_id for scored in episodes for action in scored.episode.actions)
     return {**means, **{f"score_missing/{agent}": 1 - len(scores[agent]) / n for agent, n in sorted(acted.items())}}
 
 
