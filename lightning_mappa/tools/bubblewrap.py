@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ PROGRAM = "/program.py"
 _UIDS = range(60600, 61000)
 """Between Debian's and systemd's reserved ranges: owned by no account, and inside a container's 65536."""
 _next_uid = itertools.count(os.getpid()).__next__
+_owning = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +91,12 @@ class Bubblewrap:
 
 def own(workspace: Path) -> int:
     """The uid of the workspace's owner, and group; one without account when that is root, from now on."""
-    owner = os.stat(workspace).st_uid
-    if owner == 0:
-        owner = _UIDS[_next_uid() % len(_UIDS)]
-        os.chown(workspace, owner, owner)
-    return owner
+    with _owning:  # two programs that start at once in one workspace are of one owner
+        owner = os.stat(workspace).st_uid
+        if owner == 0:
+            owner = _UIDS[_next_uid() % len(_UIDS)]
+            os.chown(workspace, owner, owner)
+        return owner
 
 
 def _drop_root(workspace: Path) -> list[str]:

@@ -1,11 +1,14 @@
 """What a program can see and reach from inside the sandbox: nothing of the machine but an interpreter."""
 
+import contextlib
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lightning_mappa.tools.bubblewrap import own
 from lightning_mappa.tools.workspace import Workspaces
 from lightning_mappa.types import ToolStatus
 
@@ -165,3 +168,19 @@ def test_it_cannot_reach_the_processes_that_started_it(run):
     )
     assert result.stdout.endswith("alive\n")
     assert threading.active_count() >= before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives its workspaces away")
+def test_programs_that_start_at_once_in_one_workspace_have_one_owner(tmp_path, monkeypatch):
+    """Else the second takes the workspace from the first, which then cannot enter it."""
+    together = threading.Barrier(2, timeout=0.5)
+
+    def chown(*arguments, chown=os.chown):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait()  # passed by two that have both seen a workspace without an owner
+        chown(*arguments)
+
+    monkeypatch.setattr(os, "chown", chown)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(own, [tmp_path] * 2)
+    assert first == second == os.stat(tmp_path).st_uid != 0
